@@ -1,4 +1,20 @@
-use pgrx::prelude::*;
+//! pg_expiry: rows with a deadline are cancelled at their deadline, exactly once, inside PostgreSQL.
+//! This file is the manifest; ARCHITECTURE.md tells how the parts fit.
+
+mod error;
+mod pg;
+mod policy;
+mod rules;
+mod settings;
+
 ::pgrx::pg_module_magic!(name = c"pg_expiry", version = c"0.1.0");
-#[pg_extern]
-fn hello() -> i32 { 1 }
+
+/// Called when the library is loaded: by the postmaster under shared_preload_libraries, or by the
+/// first backend that calls one of our functions.
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    settings::register();
+}
+
+pgrx::extension_sql_file!("../sql/schema/tables.sql", name = "tables", bootstrap);
+pgrx::extension_sql_file!("../sql/schema/grants.sql", name = "grants", finalize);

@@ -1,0 +1,24 @@
+-- Who may see and call what. Row security repeats the rule of expiry.may_see(): the owner of the
+-- relation, who may act for him, and pg_monitor.
+
+ALTER TABLE policy ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON policy FOR SELECT USING (
+    (SELECT pg_catalog.pg_has_role(c.relowner, 'USAGE') FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) relation)
+    OR pg_catalog.pg_has_role('pg_monitor', 'USAGE'));
+
+ALTER TABLE event ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON event FOR SELECT USING (
+    pg_catalog.pg_has_role(owner, 'USAGE') OR pg_catalog.pg_has_role('pg_monitor', 'USAGE'));
+
+ALTER TABLE failure ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON failure FOR SELECT USING (
+    EXISTS (SELECT FROM @extschema@.policy p WHERE p.name OPERATOR(pg_catalog.=) failure.policy));
+
+ALTER TABLE progress ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON progress FOR SELECT USING (
+    EXISTS (SELECT FROM @extschema@.policy p WHERE p.name OPERATOR(pg_catalog.=) progress.policy));
+
+REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
+GRANT USAGE ON SCHEMA @extschema@ TO PUBLIC;
+GRANT SELECT ON policy, event, failure, progress TO PUBLIC;

@@ -1,0 +1,148 @@
+-- The tables of schema expiry. They are written only through the functions; row security shows each
+-- user the rows of the policies that he may act for (grants.sql).
+
+CREATE TABLE policy (
+    name            text PRIMARY KEY CHECK (length(name) > 0 AND octet_length(name) <= 63),
+    relation        regclass NOT NULL,
+    owner           name NOT NULL,
+    deadline        text,
+    predicate       text,
+    cancel_function text,
+    timeout         interval,
+    time_zone       text,
+    epoch           text,
+    channel         text,
+    notify          text,
+    batch_size      int,
+    max_attempts    int,
+    retry_delay     interval,
+    max_rate        int,
+    starts_at       timestamptz,
+    paused          boolean NOT NULL DEFAULT false
+);
+
+COMMENT ON TABLE policy IS 'One rule a row: rows of relation that satisfy predicate are due when their deadline has passed; then the cancel function is called. NULL in a parameter: the setting pg_expiry.<parameter> applies.';
+COMMENT ON COLUMN policy.name IS 'Unique in the database; at most 63 bytes.';
+COMMENT ON COLUMN policy.relation IS 'The table, plain or partitioned. Renames are followed.';
+COMMENT ON COLUMN policy.owner IS 'The relation''s owner, with whose rights the cancel function runs; kept up to date by the worker.';
+COMMENT ON COLUMN policy.deadline IS 'The column that holds the deadline, or a start time if there is a timeout.';
+COMMENT ON COLUMN policy.predicate IS 'Condition on the row''s own columns, as for a partial index.';
+COMMENT ON COLUMN policy.cancel_function IS 'Qualified name and argument types.';
+COMMENT ON COLUMN policy.timeout IS 'Added to the deadline column: the wait after a start time, or the grace after a stated deadline.';
+COMMENT ON COLUMN policy.time_zone IS 'The zone of a timestamp or date column.';
+COMMENT ON COLUMN policy.epoch IS 'Unit of an integer column since 1970-01-01 00:00 UTC: s or ms.';
+COMMENT ON COLUMN policy.channel IS 'NOTIFY channel, as in LISTEN "channel"; 1 to 63 bytes.';
+COMMENT ON COLUMN policy.notify IS 'row (one notification an event), batch (several in one) or off.';
+COMMENT ON COLUMN policy.batch_size IS 'The most rows in one transaction.';
+COMMENT ON COLUMN policy.max_attempts IS 'Failing calls before the row is quarantined.';
+COMMENT ON COLUMN policy.retry_delay IS 'Wait before the second attempt; doubles with each further one.';
+COMMENT ON COLUMN policy.max_rate IS 'Rows a second; 0: no limit.';
+COMMENT ON COLUMN policy.starts_at IS 'Rows whose deadline is older are left alone.';
+COMMENT ON COLUMN policy.paused IS 'Set by expiry.pause(), cleared by expiry.resume().';
+
+-- What ties a policy to this database: object numbers that a dump must not carry. A policy without a
+-- row here, or with one of another database, came from a dump or a clone and is paused until resumed.
+CREATE TABLE binding (
+    policy            text PRIMARY KEY,
+    database          oid NOT NULL,
+    system_identifier bigint NOT NULL,
+    columns           jsonb NOT NULL,
+    function          oid,
+    index             oid,
+    index_is_ours     boolean NOT NULL DEFAULT false
+);
+
+COMMENT ON TABLE binding IS 'Object numbers behind the names in expiry.policy, valid in one database; not dumped.';
+COMMENT ON COLUMN binding.policy IS 'Name of the policy.';
+COMMENT ON COLUMN binding.database IS 'The database in which the policy was made or resumed.';
+COMMENT ON COLUMN binding.system_identifier IS 'The cluster in which function is valid; pg_upgrade changes it.';
+COMMENT ON COLUMN binding.columns IS 'Number of each column that deadline and predicate name: how renames are followed.';
+COMMENT ON COLUMN binding.function IS 'The cancel function''s number.';
+COMMENT ON COLUMN binding.index IS 'The deadline index in use, or the one being built.';
+COMMENT ON COLUMN binding.index_is_ours IS 'Whether pg_expiry built the index, so that drop_policy() drops it.';
+
+CREATE SEQUENCE event_id_seq;
+
+CREATE TABLE event (
+    id              bigint PRIMARY KEY,
+    policy          text NOT NULL,
+    owner           oid NOT NULL,
+    key             jsonb NOT NULL,
+    kind            text NOT NULL,
+    deadline        timestamptz,
+    stated_deadline timestamptz,
+    occurred_at     timestamptz NOT NULL,
+    lateness        interval,
+    data            jsonb
+);
+
+COMMENT ON TABLE event IS 'The durable record of each outcome. Ids become visible in order: who has read up to N has missed nothing below N.';
+COMMENT ON COLUMN event.id IS 'Ascending, with gaps; also the idempotency key of consumers.';
+COMMENT ON COLUMN event.policy IS 'Name of the policy.';
+COMMENT ON COLUMN event.owner IS 'The role for which the row was cancelled.';
+COMMENT ON COLUMN event.key IS 'Key columns by name; 64-bit integers and numerics as JSON strings.';
+COMMENT ON COLUMN event.kind IS 'cancelled, quarantined, reminder or resync.';
+COMMENT ON COLUMN event.deadline IS 'The instant after which the row was due, timeout included; NULL: no finite one.';
+COMMENT ON COLUMN event.stated_deadline IS 'The deadline column itself, where the policy adds a timeout.';
+COMMENT ON COLUMN event.occurred_at IS 'When the row was cancelled.';
+COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline.';
+COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned.';
+
+CREATE TABLE failure (
+    policy          text NOT NULL,
+    key             jsonb NOT NULL,
+    attempts        int NOT NULL,
+    sqlstate        text NOT NULL,
+    message         text NOT NULL,
+    detail          text,
+    hint            text,
+    failed_at       timestamptz NOT NULL,
+    next_attempt_at timestamptz
+);
+-- A key may be longer than an index entry may be.
+CREATE UNIQUE INDEX failure_policy_key ON failure (policy, md5(key::text));
+
+COMMENT ON TABLE failure IS 'Rows whose cancel function failed and that wait for the next attempt, or are quarantined.';
+COMMENT ON COLUMN failure.policy IS 'Name of the policy.';
+COMMENT ON COLUMN failure.key IS 'Key columns by name, as in expiry.event.';
+COMMENT ON COLUMN failure.attempts IS 'Calls that failed.';
+COMMENT ON COLUMN failure.sqlstate IS 'Of the last failure.';
+COMMENT ON COLUMN failure.message IS 'Of the last failure.';
+COMMENT ON COLUMN failure.detail IS 'Of the last failure.';
+COMMENT ON COLUMN failure.hint IS 'Of the last failure.';
+COMMENT ON COLUMN failure.failed_at IS 'When the last failure happened.';
+COMMENT ON COLUMN failure.next_attempt_at IS 'NULL: quarantined, waits for expiry.retry().';
+
+-- What workers know about a policy, written at most once a second; not dumped.
+CREATE TABLE progress (
+    policy                 text PRIMARY KEY,
+    state                  text NOT NULL DEFAULT 'active',
+    reason                 text,
+    index_state            text NOT NULL DEFAULT 'missing',
+    cancelled              bigint NOT NULL DEFAULT 0,
+    declined               bigint NOT NULL DEFAULT 0,
+    failed                 bigint NOT NULL DEFAULT 0,
+    withheld_notifications bigint NOT NULL DEFAULT 0,
+    lateness_max_ms        double precision,
+    lateness_counts        bigint[] NOT NULL DEFAULT '{}',
+    last_error             text,
+    last_run               timestamptz
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE progress IS 'Counters and state of each policy, shown by expiry.status.';
+COMMENT ON COLUMN progress.policy IS 'Name of the policy.';
+COMMENT ON COLUMN progress.state IS 'active, tripped or stopped.';
+COMMENT ON COLUMN progress.reason IS 'Why it is not active.';
+COMMENT ON COLUMN progress.index_state IS 'missing, building, invalid or valid.';
+COMMENT ON COLUMN progress.cancelled IS 'Rows cancelled.';
+COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
+COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
+COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
+COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
+COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
+COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';
+COMMENT ON COLUMN progress.last_run IS 'When a worker last looked.';
+
+SELECT pg_catalog.pg_extension_config_dump('policy', '');
+SELECT pg_catalog.pg_extension_config_dump('failure', '');
+SELECT pg_catalog.pg_extension_config_dump('event_id_seq', '');

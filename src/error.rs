@@ -1,0 +1,64 @@
+//! Every error that a caller of the SQL surface can get. Each variant knows its SQLSTATE, its message
+//! and what to do about it; a message follows PostgreSQL's error style guide.
+
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::panic::ErrorReport;
+
+/// Refusals of the SQL surface. Nothing is stored when one is raised.
+#[derive(Debug)]
+pub enum Error {
+    UnknownPolicy { name: String },
+    NotPolicyOwner { name: String, owner: String },
+    InTransactionBlock,
+    NotPreloaded,
+}
+
+impl Error {
+    fn parts(&self) -> (PgSqlErrorCode, String, Option<String>, Option<String>) {
+        use PgSqlErrorCode as Code;
+        match self {
+            Self::UnknownPolicy { name } => (
+                Code::ERRCODE_UNDEFINED_OBJECT,
+                format!("policy \"{name}\" does not exist"),
+                None,
+                Some("SELECT name FROM expiry.policy lists the policies that you may act for.".into()),
+            ),
+            Self::NotPolicyOwner { name, owner } => (
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("must be owner of the relation of policy \"{name}\""),
+                Some(format!("The relation is owned by role \"{owner}\".")),
+                None,
+            ),
+            Self::InTransactionBlock => (
+                Code::ERRCODE_ACTIVE_SQL_TRANSACTION,
+                "CALL expiry.run() cannot run inside a transaction block".into(),
+                Some("It commits each batch, as the worker does.".into()),
+                Some("Call it alone, not from a function, a DO block or between BEGIN and COMMIT.".into()),
+            ),
+            Self::NotPreloaded => (
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                "pg_expiry is not in shared_preload_libraries".into(),
+                Some("Without it the server runs no workers.".into()),
+                Some(
+                    "Add pg_expiry to shared_preload_libraries and restart the server, or CALL expiry.run() yourself."
+                        .into(),
+                ),
+            ),
+        }
+    }
+
+    /// Raises it as a PostgreSQL ERROR.
+    #[track_caller]
+    pub fn raise(self) -> ! {
+        let (code, message, detail, hint) = self.parts();
+        let mut report = ErrorReport::new(code, message, "pg_expiry");
+        if let Some(detail) = detail {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = hint {
+            report = report.set_hint(hint);
+        }
+        report.report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+}

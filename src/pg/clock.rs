@@ -1,0 +1,35 @@
+//! Time, as PostgreSQL counts it. Time enters the project here and nowhere else.
+
+use pgrx::pg_sys;
+
+/// Microseconds since 2000-01-01 00:00 UTC, as in `timestamptz`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    pub const NEGATIVE_INFINITY: Self = Self(i64::MIN);
+    pub const INFINITY: Self = Self(i64::MAX);
+
+    pub fn is_finite(self) -> bool {
+        self != Self::NEGATIVE_INFINITY && self != Self::INFINITY
+    }
+
+    /// Microseconds from `earlier` to `self`; saturates at the infinities.
+    pub fn since(self, earlier: Self) -> i64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    pub fn plus_micros(self, micros: i64) -> Self {
+        Self(self.0.saturating_add(micros))
+    }
+
+    pub fn datum(self) -> pg_sys::Datum {
+        pg_sys::Datum::from(self.0)
+    }
+}
+
+/// The wall clock.
+pub fn now() -> Timestamp {
+    // SAFETY: reads the clock; cannot raise.
+    Timestamp(unsafe { pg_sys::GetCurrentTimestamp() })
+}

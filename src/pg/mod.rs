@@ -1,0 +1,16 @@
+//! The only folder with `unsafe`: PostgreSQL's C interface, wrapped so that the rest of the crate
+//! can be read as plain Rust. Nothing in here knows what a policy is.
+//!
+//! PostgreSQL errors travel through Rust as panics (pgrx). Code that must go on after one uses
+//! [`xact::subtransaction`] or [`xact::in_transaction`], which roll back; nothing else catches.
+
+pub mod caught;
+pub mod clock;
+pub mod guc;
+pub mod lock;
+pub mod notify;
+pub mod role;
+pub mod setting_hooks;
+pub mod spi;
+pub mod timeout;
+pub mod xact;

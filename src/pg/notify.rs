@@ -1,0 +1,20 @@
+//! NOTIFY, without the detour over SQL.
+
+use std::ffi::{CString, c_char};
+
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
+
+unsafe extern "C-unwind" {
+    fn Async_Notify(channel: *const c_char, payload: *const c_char);
+}
+
+/// Queues a notification that listeners get when this transaction commits. Raises 22023 when the
+/// channel has more than 63 bytes or the payload more than 7999.
+pub fn notify(channel: &str, payload: &str) {
+    let channel = CString::new(channel).expect("channels have no NUL");
+    let payload = CString::new(payload).expect("JSON text has no NUL");
+    let (channel, payload) = (channel.as_c_str(), payload.as_c_str());
+    // SAFETY: Async_Notify copies both strings into the transaction's memory; the closure holds
+    // nothing that needs a destructor.
+    unsafe { pg_guard_ffi_boundary(|| Async_Notify(channel.as_ptr(), payload.as_ptr())) };
+}

@@ -1,0 +1,105 @@
+//! A policy as a Rust value: loaded from `expiry.policy`, with every default filled in and every name
+//! resolved, so that the engine asks the catalog nothing.
+
+use pgrx::pg_sys::Oid;
+
+use crate::pg::caught::PgError;
+use crate::pg::clock::Timestamp;
+use crate::rules::deadline::DeadlineRule;
+
+/// A policy that can be worked on.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    pub name: String,
+    pub relation: Oid,
+    /// Qualified and quoted, as SQL needs it: `public.orders`, `"My Shop"."Order;Items"`.
+    pub relation_sql: String,
+    pub is_partitioned: bool,
+    /// The relation's owner, with whose rights everything runs.
+    pub owner: Oid,
+    /// `search_path` of a call: the schemas of relation and function, quoted, and `pg_temp` last.
+    pub search_path: String,
+    pub deadline: DeadlineRule,
+    /// Canonical: columns bare, all else qualified down to operators.
+    pub predicate: String,
+    pub key: Vec<KeyColumn>,
+    pub function: CancelFunction,
+    pub channel: String,
+    pub notify: Notify,
+    pub batch_size: usize,
+    pub max_attempts: u32,
+    pub retry_delay_ms: i64,
+    /// Rows a second; `None`: no limit.
+    pub max_rate: Option<u32>,
+    pub starts_at: Option<Timestamp>,
+}
+
+/// A column of the relation's key.
+#[derive(Clone, Debug)]
+pub struct KeyColumn {
+    pub name: String,
+    pub type_oid: Oid,
+    /// The array type over `type_oid`.
+    pub array_oid: Oid,
+    /// The type as SQL needs it: `bigint`, `public.citext`.
+    pub type_sql: String,
+    /// The equality operator of the key's index, qualified: `OPERATOR(pg_catalog.=)`.
+    pub equals_sql: String,
+    /// Whether JSON carries it as a string: 64-bit integers and numerics, which JavaScript would round.
+    pub is_json_string: bool,
+}
+
+/// The user's function, checked against the relation.
+#[derive(Clone, Debug)]
+pub struct CancelFunction {
+    pub oid: Oid,
+    /// Qualified name and argument types, as stored.
+    pub identity: String,
+    pub form: Form,
+    pub returns: Returns,
+    /// Types of the arguments as SQL needs them; a key column that has another type is cast to it.
+    pub argument_types: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `f(relation%rowtype)`
+    Row,
+    /// `f(key columns...)`
+    Key,
+    /// `f(key[])`, once for the batch; only for keys of one column.
+    Keys,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returns {
+    /// void: done.
+    Nothing,
+    /// boolean: true is done; false and NULL are declined.
+    Verdict,
+    /// jsonb: done, and the event's data.
+    Data,
+    /// `key[]`, of the array form: the keys that it cancelled.
+    Keys,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    Row,
+    Batch,
+    Off,
+}
+
+/// What loading a policy came to.
+#[derive(Clone, Debug)]
+pub enum Loaded {
+    Ready(Box<Policy>),
+    /// By `expiry.pause()`.
+    Paused,
+    /// It came out of a dump or with a cloned database, and nobody has resumed it yet.
+    Restored,
+    /// Its deadline index is not valid yet.
+    Indexing(Box<Policy>),
+    /// Something that it needs is gone: SQLSTATE and what to do.
+    Stopped(PgError),
+}
