@@ -11,6 +11,7 @@ pub enum Error {
     NotPolicyOwner { name: String, owner: String },
     InTransactionBlock,
     NotPreloaded,
+    OutOfRange { parameter: &'static str, value: String },
 }
 
 impl Error {
@@ -27,6 +28,12 @@ impl Error {
                 Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
                 format!("must be owner of the relation of policy \"{name}\""),
                 Some(format!("The relation is owned by role \"{owner}\".")),
+                None,
+            ),
+            Self::OutOfRange { parameter, value } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("{value} is out of range for parameter \"{parameter}\""),
+                None,
                 None,
             ),
             Self::InTransactionBlock => (

@@ -6,6 +6,7 @@ mod pg;
 mod policy;
 mod rules;
 mod settings;
+mod worker;
 
 ::pgrx::pg_module_magic!(name = c"pg_expiry", version = c"0.1.0");
 

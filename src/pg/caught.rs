@@ -27,6 +27,32 @@ impl PgError {
     }
 }
 
+impl PgError {
+    /// Raises it again, as an ERROR.
+    #[track_caller]
+    pub fn raise(self) -> ! {
+        let code = pgrx::PgSqlErrorCode::from(pack_sqlstate(&self.sqlstate));
+        let mut report = pg_sys::panic::ErrorReport::new(code, self.message, "pg_expiry");
+        if let Some(detail) = self.detail {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = self.hint {
+            report = report.set_hint(hint);
+        }
+        report.report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+}
+
+fn pack_sqlstate(sqlstate: &str) -> c_int {
+    sqlstate
+        .bytes()
+        .take(5)
+        .enumerate()
+        .map(|(i, byte)| c_int::from(byte.wrapping_sub(b'0') & 0x3f) << (6 * i))
+        .sum()
+}
+
 impl std::fmt::Display for PgError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} (SQLSTATE {})", self.message, self.sqlstate)

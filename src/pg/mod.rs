@@ -4,13 +4,21 @@
 //! PostgreSQL errors travel through Rust as panics (pgrx). Code that must go on after one uses
 //! [`xact::subtransaction`] or [`xact::in_transaction`], which roll back; nothing else catches.
 
+pub mod array;
+pub mod call;
+pub mod catalog;
 pub mod caught;
 pub mod clock;
+pub mod debug_point;
 pub mod guc;
+pub mod inval;
+pub mod json;
 pub mod lock;
 pub mod notify;
 pub mod role;
 pub mod setting_hooks;
+pub mod shmem;
 pub mod spi;
 pub mod timeout;
+pub mod wake;
 pub mod xact;

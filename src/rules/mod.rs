@@ -1,4 +1,11 @@
 //! Pure decisions: no PostgreSQL, no clock, no I/O. pgrx-tests compiles this folder by itself and tests
-//! its properties.
+//! its properties. Times are microseconds.
 
+pub mod backoff;
+pub mod batch_size;
 pub mod deadline;
+pub mod fault;
+pub mod lateness;
+pub mod payload;
+pub mod sweep;
+pub mod trip;

@@ -1,0 +1,3 @@
+pub fn catalog_changed() -> bool {
+    false
+}

@@ -1,0 +1,1 @@
+pub fn request_index_build(_policy: &str) {}

@@ -1,0 +1,3 @@
+pub fn generation() -> u64 {
+    0
+}
