@@ -9,9 +9,7 @@ if ! { cargo clippy --version && cargo fmt --version; } >/dev/null 2>&1; then
 fi
 
 cargo fmt --all --check
-# The linker flag is cargo-pgrx's own: with it clippy shares pgrx's bindings with the build.
-extension=(cargo --config "target.'cfg(all(target_family = \"unix\", not(target_os = \"macos\")))'.rustflags = [\"-C\", \"link-arg=-Wl,--no-gc-sections\"]"
-  clippy --package pg_expiry --all-targets --no-default-features)
-"${extension[@]}" --features "pg$version" -- -D warnings
-"${extension[@]}" --features "pg$version debug_points" -- -D warnings
+for features in "pg$version" "pg$version debug_points"; do
+  cargo clippy --package pg_expiry --all-targets --no-default-features --features "$features" -- -D warnings
+done
 cargo clippy --workspace --exclude pg_expiry --all-targets -- -D warnings

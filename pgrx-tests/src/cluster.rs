@@ -70,29 +70,17 @@ impl ClusterBuilder {
 
     pub fn start(self) -> Cluster {
         let outlives_us = self.folder.is_some();
-        let folder = self
-            .folder
-            .clone()
-            .unwrap_or_else(|| run_folder().join(next_number().to_string()));
+        let folder = self.folder.clone().unwrap_or_else(|| run_folder().join(next_number().to_string()));
         let installation = Installation::get();
         let socket_folder = folder.join("s");
         let socket = socket_folder.join(format!(".s.PGSQL.{}", Endpoint::PORT));
-        assert!(
-            socket.as_os_str().len() < 107,
-            "too long for a socket: {}",
-            socket.display()
-        );
+        assert!(socket.as_os_str().len() < 107, "too long for a socket: {}", socket.display());
         for new in [&folder, &socket_folder] {
             fs::create_dir(new).unwrap_or_else(|error| panic!("{}: {error}", new.display()));
             installation.hand_over(new);
         }
         let endpoint = Endpoint { socket_folder };
-        let cluster = Cluster {
-            folder,
-            endpoint,
-            outlives_us,
-            postmaster: Mutex::new(None),
-        };
+        let cluster = Cluster { folder, endpoint, outlives_us, postmaster: Mutex::new(None) };
         let mut copy = installation.command("cp", false);
         run(copy.arg("-R").arg(template()).arg(cluster.data()));
         cluster.configure(&self);
@@ -108,11 +96,7 @@ impl Cluster {
     }
 
     pub fn builder() -> ClusterBuilder {
-        ClusterBuilder {
-            preload: true,
-            folder: None,
-            settings: Vec::new(),
-        }
+        ClusterBuilder { preload: true, folder: None, settings: Vec::new() }
     }
 
     fn configure(&self, different: &ClusterBuilder) {
@@ -131,14 +115,8 @@ impl Cluster {
             ("log_timezone", "UTC"),
         ];
         let conf = self.data().join("postgresql.conf");
-        let mut conf = OpenOptions::new()
-            .append(true)
-            .open(conf)
-            .expect("postgresql.conf");
-        let different = different
-            .settings
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()));
+        let mut conf = OpenOptions::new().append(true).open(conf).expect("postgresql.conf");
+        let different = different.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         for (name, value) in settings.into_iter().chain(different) {
             writeln!(conf, "{name} = '{}'", value.replace('\'', "''")).expect("postgresql.conf");
         }
@@ -180,9 +158,7 @@ impl Cluster {
     pub fn program(&self, name: &str) -> Command {
         let installation = Installation::get();
         let mut command = installation.command(installation.program(name), true);
-        command
-            .env("PGHOST", self.endpoint.host())
-            .env("PGPORT", Endpoint::PORT.to_string());
+        command.env("PGHOST", self.endpoint.host()).env("PGPORT", Endpoint::PORT.to_string());
         command.env("PGUSER", Endpoint::SUPERUSER);
         command
     }
@@ -190,11 +166,7 @@ impl Cluster {
     /// The pid of the postmaster; panics when the server is not running.
     pub fn pid(&self) -> i32 {
         let postmaster = locked(&self.postmaster);
-        postmaster
-            .as_ref()
-            .expect("the server is running")
-            .id()
-            .cast_signed()
+        postmaster.as_ref().expect("the server is running").id().cast_signed()
     }
 
     /// All processes of this server, from /proc: the postmaster and what it started.
@@ -202,8 +174,7 @@ impl Cluster {
         let data = self.data();
         let entries = fs::read_dir("/proc").expect("/proc").flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let is_ours =
-            |pid: &i32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data);
+        let is_ours = |pid: &i32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data);
         pids.filter(is_ours).collect()
     }
 
@@ -212,17 +183,10 @@ impl Cluster {
         let mut postmaster = locked(&self.postmaster);
         assert!(postmaster.is_none(), "the server is running");
         let installation = Installation::get();
-        let log = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(self.log_path())
-            .expect("the log");
+        let log = OpenOptions::new().append(true).create(true).open(self.log_path()).expect("the log");
         let mut command = installation.command(installation.program("postgres"), !self.outlives_us);
         command.arg("-D").arg(self.data());
-        command
-            .stdin(Stdio::null())
-            .stderr(log.try_clone().expect("the log"))
-            .stdout(log);
+        command.stdin(Stdio::null()).stderr(log.try_clone().expect("the log")).stdout(log);
         let mut child = spawn_for_good(command);
         wait_until("the server to take connections", PATIENCE, || {
             if let Some(status) = child.try_wait().expect("the postmaster") {
@@ -252,11 +216,9 @@ impl Cluster {
             return;
         };
         signal(child.id().cast_signed(), how);
-        wait_until(
-            format_args!("the server to end by {how:?}"),
-            PATIENCE,
-            || child.try_wait().expect("the postmaster"),
-        );
+        wait_until(format_args!("the server to end by {how:?}"), PATIENCE, || {
+            child.try_wait().expect("the postmaster")
+        });
         wait_until("the server's processes to end", PATIENCE, || {
             let left = self.processes();
             if left.is_empty() { Ok(()) } else { Err(left) }
@@ -266,33 +228,25 @@ impl Cluster {
     /// Has the configuration read again and waits until new sessions see it.
     pub fn reload(&self) {
         let loaded_at = || -> std::time::SystemTime {
-            let row = self
-                .connect("postgres")
-                .query_one("SELECT pg_conf_load_time()", &[]);
+            let row = self.connect("postgres").query_one("SELECT pg_conf_load_time()", &[]);
             row.expect("pg_conf_load_time").get(0)
         };
         let before = loaded_at();
         signal(self.pid(), Signal::HUP);
-        wait_until("the configuration to be reloaded", PATIENCE, || {
-            loaded_at() > before
-        });
+        wait_until("the configuration to be reloaded", PATIENCE, || loaded_at() > before);
     }
 
     /// ALTER SYSTEM SET, and [`reload`](Cluster::reload).
     pub fn set(&self, name: &str, value: &str) {
         let sql = format!("ALTER SYSTEM SET {name} = '{}'", value.replace('\'', "''"));
-        self.connect("postgres")
-            .batch_execute(&sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        self.connect("postgres").batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         self.reload();
     }
 
     /// ALTER SYSTEM RESET, and [`reload`](Cluster::reload).
     pub fn reset(&self, name: &str) {
         let sql = format!("ALTER SYSTEM RESET {name}");
-        self.connect("postgres")
-            .batch_execute(&sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        self.connect("postgres").batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         self.reload();
     }
 }
@@ -331,10 +285,7 @@ fn template() -> &'static Path {
 }
 
 fn run(command: &mut Command) {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .expect("a program of the server");
+    let output = command.stdin(Stdio::null()).output().expect("a program of the server");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?} failed: {said}");
 }
@@ -354,8 +305,5 @@ fn spawn_for_good(command: Command) -> Child {
     });
     let (reply, child) = channel();
     SPAWNER.send((command, reply)).expect("the spawner");
-    child
-        .recv()
-        .expect("the spawner")
-        .expect("setpriv postgres")
+    child.recv().expect("the spawner").expect("setpriv postgres")
 }

@@ -33,11 +33,7 @@ impl Endpoint {
     /// To be refined and connected by the caller. No statement of a test takes over a minute.
     pub fn config(&self, database: &str, user: &str) -> Config {
         let mut config = Config::new();
-        config
-            .host_path(&self.socket_folder)
-            .port(Self::PORT)
-            .dbname(database)
-            .user(user);
+        config.host_path(&self.socket_folder).port(Self::PORT).dbname(database).user(user);
         config.application_name(thread::current().name().unwrap_or("test"));
         config.connect_timeout(Duration::from_secs(10));
         config.options("-c statement_timeout=60s");
@@ -49,8 +45,7 @@ impl Endpoint {
     }
 
     pub fn connect_as(&self, database: &str, user: &str) -> Client {
-        self.try_connect(database, user)
-            .unwrap_or_else(|error| panic!("{error:?}"))
+        self.try_connect(database, user).unwrap_or_else(|error| panic!("{error:?}"))
     }
 
     pub fn try_connect(&self, database: &str, user: &str) -> Result<Client, postgres::Error> {
@@ -61,9 +56,7 @@ impl Endpoint {
 impl Notices {
     /// Those of this severity ("NOTICE", "WARNING") since the last call.
     pub fn take(&self, severity: &str) -> Vec<DbError> {
-        locked(&self.0)
-            .extract_if(.., |notice| notice.severity() == severity)
-            .collect()
+        locked(&self.0).extract_if(.., |notice| notice.severity() == severity).collect()
     }
 }
 
@@ -89,28 +82,16 @@ impl Db {
 
     /// An empty database, named after the running test.
     pub fn on(endpoint: &Endpoint) -> Db {
-        let test: String = thread::current()
-            .name()
-            .unwrap_or("test")
-            .replace("::", "_");
-        let test = test
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || *c == '_');
+        let test: String = thread::current().name().unwrap_or("test").replace("::", "_");
+        let test = test.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '_');
         let name = format!("{}_{}", test.take(50).collect::<String>(), next_number());
         let mut client = endpoint.connect("postgres");
-        client
-            .batch_execute(&format!("CREATE DATABASE {name}"))
-            .expect("CREATE DATABASE");
-        Db {
-            name,
-            endpoint: endpoint.clone(),
-        }
+        client.batch_execute(&format!("CREATE DATABASE {name}")).expect("CREATE DATABASE");
+        Db { name, endpoint: endpoint.clone() }
     }
 
     pub fn create_extension(&self) {
-        self.connect()
-            .batch_execute("CREATE EXTENSION pg_expiry")
-            .expect("CREATE EXTENSION");
+        self.connect().batch_execute("CREATE EXTENSION pg_expiry").expect("CREATE EXTENSION");
     }
 
     pub fn connect(&self) -> Client {
@@ -127,9 +108,7 @@ impl Db {
         let sink = notices.clone();
         let mut config = self.endpoint.config(&self.name, user);
         config.notice_callback(move |notice| locked(&sink.0).push(notice));
-        let client = config
-            .connect(NoTls)
-            .unwrap_or_else(|error| panic!("{error:?}"));
+        let client = config.connect(NoTls).unwrap_or_else(|error| panic!("{error:?}"));
         (client, notices)
     }
 
@@ -149,11 +128,7 @@ impl Drop for Db {
         if thread::panicking() {
             keep_run_folder();
             let log = self.endpoint.socket_folder.with_file_name("log");
-            eprintln!(
-                "the server's log: {} (database {})",
-                log.display(),
-                self.name
-            );
+            eprintln!("the server's log: {} (database {})", log.display(), self.name);
             return;
         }
         // The test may have dropped or renamed it, or stopped the server: then there is nothing to do.

@@ -21,19 +21,11 @@ pub struct Installation {
 
 static INSTALLATION: LazyLock<Installation> = LazyLock::new(|| {
     let tree = env::var_os("PG_EXPIRY_SERVER").map(PathBuf::from);
-    let tree =
-        tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pg/15/test"));
+    let tree = tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pg/15/test"));
     // The real path counts: from it the server finds its library and share folders.
-    let bin = fs::canonicalize(tree.join("bin")).unwrap_or_else(|error| {
-        panic!(
-            "no server in {}: {error}; `make test` builds it",
-            tree.display()
-        )
-    });
-    Installation {
-        bin,
-        server_user: geteuid().is_root().then(look_up_server_user),
-    }
+    let bin = fs::canonicalize(tree.join("bin"))
+        .unwrap_or_else(|error| panic!("no server in {}: {error}; `make test` builds it", tree.display()));
+    Installation { bin, server_user: geteuid().is_root().then(look_up_server_user) }
 });
 
 impl Installation {
@@ -73,9 +65,7 @@ impl Installation {
 
 fn look_up_server_user() -> (u32, u32) {
     let users = fs::read_to_string("/etc/passwd").expect("/etc/passwd");
-    let user = users
-        .lines()
-        .map(|line| line.split(':').collect::<Vec<_>>());
+    let user = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let user = user.into_iter().find(|fields| fields[0] == SERVER_USER);
     let user = user.unwrap_or_else(|| panic!("no user {SERVER_USER}; `make test` creates it"));
     (user[2].parse().expect("uid"), user[3].parse().expect("gid"))

@@ -29,9 +29,7 @@ impl Listener {
     pub fn new(endpoint: &Endpoint, database: &str, channel: &str) -> Listener {
         let mut client = endpoint.connect(database);
         let quoted = channel.replace('"', "\"\"");
-        client
-            .batch_execute(&format!("LISTEN \"{quoted}\""))
-            .expect("LISTEN");
+        client.batch_execute(&format!("LISTEN \"{quoted}\"")).expect("LISTEN");
         Listener { client }
     }
 
@@ -59,10 +57,7 @@ impl Listener {
         while heard.len() < count {
             match self.try_next(timeout.saturating_sub(start.elapsed())) {
                 Some(next) => heard.push(next),
-                None => panic!(
-                    "waited {timeout:?} for {count} notifications, got {}",
-                    heard.len()
-                ),
+                None => panic!("waited {timeout:?} for {count} notifications, got {}", heard.len()),
             }
         }
         heard
@@ -71,9 +66,7 @@ impl Listener {
     /// Everything that was sent to us by transactions that have committed before this call.
     pub fn drain(&mut self) -> Vec<Heard> {
         // A round trip: the server sends what is queued before it is ready for the next query.
-        self.client
-            .batch_execute("SELECT 1")
-            .expect("the listener's connection");
+        self.client.batch_execute("SELECT 1").expect("the listener's connection");
         let mut notifications = self.client.notifications();
         let queued = notifications.iter().map(|heard| Ok(Heard::new(heard)));
         queued.collect().expect("the listener's connection")

@@ -66,9 +66,7 @@ pub fn signal(pid: i32, signal: Signal) {
 /// The memory that a process has for itself, without shared buffers, in kB.
 pub fn rss_anon_kb(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a living process");
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let digits = line.expect("RssAnon").trim().trim_end_matches(" kB");
     digits.parse().expect("a number of kB")
 }

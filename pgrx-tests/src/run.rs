@@ -34,10 +34,7 @@ struct Run {
 static RUN: LazyLock<Run> = LazyLock::new(|| {
     remove_folders_of_past_runs();
     let folder = env::temp_dir().join(format!("pg_expiry_{}", id()));
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(&folder)
-        .expect("the run folder");
+    fs::DirBuilder::new().mode(0o700).create(&folder).expect("the run folder");
     Installation::get().hand_over(&folder);
     let undertaker = Command::new("sh")
         .args(["-c", UNDERTAKER])
@@ -48,21 +45,13 @@ static RUN: LazyLock<Run> = LazyLock::new(|| {
         .stderr(Stdio::null())
         .spawn()
         .expect("sh");
-    Run {
-        folder,
-        undertaker: Mutex::new(undertaker),
-    }
+    Run { folder, undertaker: Mutex::new(undertaker) }
 });
 
 fn remove_folders_of_past_runs() {
-    for entry in fs::read_dir(env::temp_dir())
-        .expect("the temporary directory")
-        .flatten()
-    {
+    for entry in fs::read_dir(env::temp_dir()).expect("the temporary directory").flatten() {
         let name = entry.file_name();
-        let pid = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("pg_expiry_")?.parse::<u32>().ok());
+        let pid = name.to_str().and_then(|name| name.strip_prefix("pg_expiry_")?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
             // Another user's, or being removed by its undertaker: not ours to worry about.
             let _ = fs::remove_dir_all(entry.path());

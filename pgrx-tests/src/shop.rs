@@ -46,9 +46,7 @@ impl Shop {
             "SELECT expiry.create_policy('orders', deadline => 'pay_by', \
              predicate => $$status = 'pending'$$, cancel_function => 'cancel_order(bigint)'{more})"
         );
-        self.client
-            .batch_execute(&sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        self.client.batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
     /// A client that hears of cancellations on the default channel.
@@ -68,9 +66,7 @@ impl Shop {
 
     fn insert(&mut self, id: i64, due_in_seconds: f64) {
         let sql = "INSERT INTO orders (id, pay_by) VALUES ($1, now() + make_interval(secs => $2))";
-        self.client
-            .execute(sql, &[&id, &due_in_seconds])
-            .expect("an order");
+        self.client.execute(sql, &[&id, &due_in_seconds]).expect("an order");
     }
 
     /// Many pending orders; `pay_by` is SQL, in which `id` may occur.
@@ -80,9 +76,7 @@ impl Shop {
         let sql = format!(
             "INSERT INTO orders (id, pay_by) SELECT id, {pay_by} FROM generate_series({first}::bigint, {last}) id"
         );
-        self.client
-            .batch_execute(&sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        self.client.batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
     /// What a payment does; false when the order was no longer to be paid.
@@ -92,9 +86,7 @@ impl Shop {
     }
 
     pub fn status(&mut self, id: i64) -> String {
-        let row = self
-            .client
-            .query_one("SELECT status FROM orders WHERE id = $1", &[&id]);
+        let row = self.client.query_one("SELECT status FROM orders WHERE id = $1", &[&id]);
         row.expect("the order").get(0)
     }
 
@@ -102,8 +94,7 @@ impl Shop {
     #[track_caller]
     pub fn value<T: postgres::types::FromSqlOwned>(&mut self, sql: &str) -> T {
         let row = self.client.query_one(sql, &[]);
-        row.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
-            .get(0)
+        row.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0)
     }
 
     /// Makes `cancel_order` fail or do anything else: `body` is plpgsql.
@@ -113,23 +104,17 @@ impl Shop {
             "CREATE OR REPLACE FUNCTION cancel_order(order_id bigint) RETURNS void LANGUAGE plpgsql \
              AS $body$ BEGIN {body}; END $body$"
         );
-        self.client
-            .batch_execute(&sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        self.client.batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
     /// Waits (10 s) until no pending order is due.
     #[track_caller]
     pub fn settle(&mut self) {
         let sql = "SELECT count(*) FROM orders WHERE status = 'pending' AND pay_by <= now()";
-        wait_until(
-            "nothing to be due",
-            Duration::from_secs(10),
-            || match self.value::<i64>(sql) {
-                0 => Ok(()),
-                left => Err(format!("{left} orders due")),
-            },
-        );
+        wait_until("nothing to be due", Duration::from_secs(10), || match self.value::<i64>(sql) {
+            0 => Ok(()),
+            left => Err(format!("{left} orders due")),
+        });
     }
 
     /// The invariant of all cases: a row is paid, or cancelled, or pending for a reason (its time
@@ -160,19 +145,11 @@ impl Shop {
             format!("order {id}: {status}, pay_by {pay_by:?}, {events} events, {failures} failures")
         };
         let wrong: Vec<String> = wrong.iter().map(describe).collect();
-        assert!(
-            wrong.is_empty(),
-            "orders that break the invariant:\n{}",
-            wrong.join("\n")
-        );
+        assert!(wrong.is_empty(), "orders that break the invariant:\n{}", wrong.join("\n"));
 
         let cancelled: i64 = self.value("SELECT count(*) FROM orders WHERE status = 'cancelled'");
         let qty: i32 = self.value("SELECT qty FROM stock WHERE sku = 1");
-        assert_eq!(
-            i64::from(qty - STOCK),
-            cancelled,
-            "units given back to stock"
-        );
+        assert_eq!(i64::from(qty - STOCK), cancelled, "units given back to stock");
     }
 }
 

@@ -43,11 +43,7 @@ impl<T, E: Debug> Probe for Result<T, E> {
 ///
 /// The probe must look from outside any transaction, or it sees the same for ever.
 #[track_caller]
-pub fn wait_until<P: Probe>(
-    what: impl Display,
-    timeout: Duration,
-    mut probe: impl FnMut() -> P,
-) -> P::Found {
+pub fn wait_until<P: Probe>(what: impl Display, timeout: Duration, mut probe: impl FnMut() -> P) -> P::Found {
     let start = Instant::now();
     loop {
         match probe().found() {
@@ -62,21 +58,15 @@ pub fn wait_until<P: Probe>(
 
 /// Waits (10 s) until a query of one value gives `expected`.
 #[track_caller]
-pub fn wait_for_value<T: FromSqlOwned + PartialEq + Debug>(
-    client: &mut Client,
-    sql: &str,
-    expected: T,
-) {
-    wait_until(
-        format_args!("{sql} to give {expected:?}"),
-        Duration::from_secs(10),
-        || match client.query_opt(sql, &[]) {
+pub fn wait_for_value<T: FromSqlOwned + PartialEq + Debug>(client: &mut Client, sql: &str, expected: T) {
+    wait_until(format_args!("{sql} to give {expected:?}"), Duration::from_secs(10), || {
+        match client.query_opt(sql, &[]) {
             Ok(Some(row)) => match row.get::<_, Option<T>>(0) {
                 Some(value) if value == expected => Ok(()),
                 other => Err(format!("{other:?}")),
             },
             Ok(None) => Err("no row".into()),
             Err(error) => Err(format!("{error:?}")),
-        },
-    );
+        }
+    });
 }

@@ -3,48 +3,34 @@
 use std::fs;
 use std::time::Duration;
 
-use pg_expiry_tests::{
-    Cluster, Db, Mode, db_error, rss_anon_kb, shared_cluster, wait_for_value, wait_until,
-};
+use pg_expiry_tests::{Cluster, Db, Mode, db_error, rss_anon_kb, shared_cluster, wait_for_value, wait_until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 fn count_of_databases(cluster: &Cluster) -> i64 {
     let mut client = cluster.connect("postgres");
-    client
-        .query_one("SELECT count(*) FROM pg_database", &[])
-        .unwrap()
-        .get(0)
+    client.query_one("SELECT count(*) FROM pg_database", &[]).unwrap().get(0)
 }
 
 #[test]
 fn private_server_has_the_extension_and_all_of_postgres() {
     let db = Db::with_extension();
     let mut client = db.connect();
-    let preloaded = client
-        .query_one("SHOW shared_preload_libraries", &[])
-        .unwrap();
+    let preloaded = client.query_one("SHOW shared_preload_libraries", &[]).unwrap();
     assert_eq!(preloaded.get::<_, &str>(0), "pg_expiry");
-    client
-        .batch_execute("CREATE EXTENSION pg_trgm; DO $$BEGIN PERFORM 1; END$$")
-        .unwrap();
+    client.batch_execute("CREATE EXTENSION pg_trgm; DO $$BEGIN PERFORM 1; END$$").unwrap();
     let zones = "SELECT count(*) > 300 FROM pg_timezone_names WHERE abbrev <> ''";
     assert!(client.query_one(zones, &[]).unwrap().get::<_, bool>(0));
     let library = "SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'";
     let library: String = client.query_one(library, &[]).unwrap().get(0);
-    assert!(
-        fs::exists(format!("{library}/pg_expiry.so")).unwrap(),
-        "{library}"
-    );
+    assert!(fs::exists(format!("{library}/pg_expiry.so")).unwrap(), "{library}");
 }
 
 #[test]
 fn server_comes_back_with_its_data_however_it_ended() {
     let cluster = Cluster::builder().preload(false).start();
     let mut client = cluster.connect("postgres");
-    client
-        .batch_execute("CREATE TABLE t AS SELECT 1 AS n")
-        .unwrap();
+    client.batch_execute("CREATE TABLE t AS SELECT 1 AS n").unwrap();
     drop(client);
     let stops: [fn(&Cluster); 4] = [
         |cluster| cluster.stop(Mode::Smart),
@@ -58,22 +44,14 @@ fn server_comes_back_with_its_data_however_it_ended() {
         cluster.start_again();
         wait_for_value(&mut cluster.connect("postgres"), "SELECT n FROM t", 1);
     }
-    assert!(
-        cluster.log().contains("database system is ready"),
-        "{}",
-        cluster.log()
-    );
+    assert!(cluster.log().contains("database system is ready"), "{}", cluster.log());
 }
 
 #[test]
 fn settings_reach_new_sessions() {
     let cluster = Cluster::builder().setting("work_mem", "5MB").start();
     let show = |name: &str| -> String {
-        cluster
-            .connect("postgres")
-            .query_one(&format!("SHOW {name}"), &[])
-            .unwrap()
-            .get(0)
+        cluster.connect("postgres").query_one(&format!("SHOW {name}"), &[]).unwrap().get(0)
     };
     assert_eq!(show("work_mem"), "5MB");
     cluster.set("work_mem", "6MB");
@@ -107,21 +85,11 @@ fn listener_hears_what_was_committed() {
     let db = Db::new();
     let mut listener = db.listen("order_expired");
     let mut client = db.connect();
-    client
-        .batch_execute(r#"NOTIFY order_expired, '{"v": 1}'"#)
-        .unwrap();
+    client.batch_execute(r#"NOTIFY order_expired, '{"v": 1}'"#).unwrap();
     assert_eq!(listener.next(10 * SECOND).json["v"], 1);
-    client
-        .batch_execute("BEGIN; NOTIFY order_expired; ROLLBACK")
-        .unwrap();
-    client
-        .batch_execute("NOTIFY order_expired, 'a'; NOTIFY order_expired, 'b'")
-        .unwrap();
-    let payloads: Vec<String> = listener
-        .drain()
-        .into_iter()
-        .map(|heard| heard.payload)
-        .collect();
+    client.batch_execute("BEGIN; NOTIFY order_expired; ROLLBACK").unwrap();
+    client.batch_execute("NOTIFY order_expired, 'a'; NOTIFY order_expired, 'b'").unwrap();
+    let payloads: Vec<String> = listener.drain().into_iter().map(|heard| heard.payload).collect();
     assert_eq!(payloads, ["a", "b"]);
 }
 
@@ -129,9 +97,7 @@ fn listener_hears_what_was_committed() {
 fn notices_and_errors_are_seen() {
     let db = Db::new();
     let (mut client, notices) = db.connect_with_notices("postgres");
-    client
-        .batch_execute("DO $$BEGIN RAISE NOTICE 'n'; RAISE WARNING 'w'; END$$")
-        .unwrap();
+    client.batch_execute("DO $$BEGIN RAISE NOTICE 'n'; RAISE WARNING 'w'; END$$").unwrap();
     assert_eq!(notices.take("NOTICE")[0].message(), "n");
     assert_eq!(notices.take("WARNING").len(), 1);
     let error = db_error(client.batch_execute("SELECT 1/0"));
