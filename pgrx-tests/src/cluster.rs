@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -76,7 +77,10 @@ impl ClusterBuilder {
         let socket = socket_folder.join(format!(".s.PGSQL.{}", Endpoint::PORT));
         assert!(socket.as_os_str().len() < 107, "too long for a socket: {}", socket.display());
         for new in [&folder, &socket_folder] {
-            fs::create_dir(new).unwrap_or_else(|error| panic!("{}: {error}", new.display()));
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .create(new)
+                .unwrap_or_else(|error| panic!("{}: {error}", new.display()));
             installation.hand_over(new);
         }
         let endpoint = Endpoint { socket_folder };
