@@ -31,5 +31,7 @@ lint:
 install:
 	@scripts/install.sh '$(PG_CONFIG)'
 
+# A server tree is a link to a folder elsewhere when root's servers cannot be run from here.
 clean:
+	@for tree in '$(CARGO_TARGET_DIR)'/pg/*/*; do [ ! -L "$$tree" ] || rm -rf "$$(readlink "$$tree")"; done
 	cargo clean

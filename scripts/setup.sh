@@ -6,6 +6,10 @@ version=$1
 PGRX_VERSION=0.18.1
 SERVER_USER=pgexpiry
 
+fail_without_server() {
+  fail "there is no PostgreSQL $version to be had; PG${version}_PG_CONFIG=/path/to/pg_config names one"
+}
+
 as_root() {
   if ((EUID == 0)); then
     "$@"
@@ -38,21 +42,25 @@ apt_install_server() {
 }
 
 install_packages() {
-  local package missing=() missing_server=()
+  local config package missing=() missing_server=()
+  config=$(pg_config_of "$version")
   command -v apt-get >/dev/null || return 0
   for package in build-essential clang libclang-dev pkg-config libssl-dev; do
     is_installed "$package" || missing+=("$package")
   done
-  if [[ -z "$(pg_config_of "$version")" || ! -x "$("$(pg_config_of "$version")" --bindir)/postgres" ]]; then
+  if [[ -z "$config" || ! -x "$("$config" --bindir)/postgres" ]]; then
     missing_server=("postgresql-$version" "postgresql-server-dev-$version")
-  elif [[ ! -f "$("$(pg_config_of "$version")" --includedir-server)/postgres.h" ]]; then
+  elif [[ ! -f "$("$config" --includedir-server)/postgres.h" ]]; then
     missing+=("postgresql-server-dev-$version")
   fi
   ((${#missing[@]} + ${#missing_server[@]})) || return 0
   echo "pg_expiry: installing ${missing[*]} ${missing_server[*]}"
   as_root apt-get update
   ((${#missing[@]} == 0)) || apt_install "${missing[@]}"
-  ((${#missing_server[@]} == 0)) || apt_install_server "${missing_server[@]}"
+  ((${#missing_server[@]} == 0)) || {
+    apt-cache show "${missing_server[@]}" >/dev/null 2>&1 || fail_without_server
+    apt_install_server "${missing_server[@]}"
+  }
 }
 
 install_cargo_pgrx() {
@@ -64,7 +72,7 @@ install_cargo_pgrx() {
 tell_pgrx() {
   local config
   config=$(pg_config_of "$version")
-  [[ -n "$config" ]] || fail "no PostgreSQL $version here; PG${version}_PG_CONFIG=/path/to/pg_config names one"
+  [[ -n "$config" ]] || fail_without_server
   build_for "$version"
   grep -qsF "\"$config\"" "$PGRX_HOME/config.toml" || cargo pgrx init --no-run "--pg$version=$config"
 }

@@ -111,7 +111,6 @@ impl Cluster {
             ("unix_socket_directories", &socket_folder),
             ("shared_preload_libraries", preload),
             ("log_line_prefix", "%m [%p] %b %d "),
-            ("log_statement_stats", "off"),
             ("shared_buffers", "32MB"),
             ("max_connections", "100"),
             ("fsync", "off"),

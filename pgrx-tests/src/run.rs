@@ -33,7 +33,7 @@ struct Run {
 
 static RUN: LazyLock<Run> = LazyLock::new(|| {
     remove_folders_of_past_runs();
-    let folder = env::temp_dir().join(format!("pg_expiry_{}", id()));
+    let folder = temporary_directory().join(format!("pg_expiry_{}", id()));
     fs::DirBuilder::new().mode(0o700).create(&folder).expect("the run folder");
     Installation::get().hand_over(&folder);
     let undertaker = Command::new("sh")
@@ -48,8 +48,22 @@ static RUN: LazyLock<Run> = LazyLock::new(|| {
     Run { folder, undertaker: Mutex::new(undertaker) }
 });
 
+/// $TMPDIR or /tmp, unless the servers' user cannot enter it or its name is too long for a socket.
+pub fn temporary_directory() -> &'static Path {
+    static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let can_be_entered = |path: &PathBuf| {
+            let status = Installation::get().command("test", false).arg("-x").arg(path).status();
+            status.expect("setpriv test").success()
+        };
+        let usual = env::temp_dir();
+        let fits = usual.as_os_str().len() < 64 && can_be_entered(&usual);
+        if fits { usual } else { "/var/tmp".into() }
+    });
+    &DIRECTORY
+}
+
 fn remove_folders_of_past_runs() {
-    for entry in fs::read_dir(env::temp_dir()).expect("the temporary directory").flatten() {
+    for entry in fs::read_dir(temporary_directory()).expect("the temporary directory").flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix("pg_expiry_")?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {

@@ -1,16 +1,17 @@
 //! The demo's private server, and how to visit it.
 
-use std::env::temp_dir;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Cluster, Endpoint, Installation, Signal, signal, wait_until, worker_pids};
+use pg_expiry_tests::{
+    Cluster, Endpoint, Installation, Signal, signal, temporary_directory, wait_until, worker_pids,
+};
 
 /// A server that goes with us, or one that stays, in a folder where the next demo finds it.
 pub fn start(keep: bool) -> Cluster {
-    let folder = temp_dir().join("pg_expiry_demo");
+    let folder = temporary_directory().join("pg_expiry_demo");
     stop_the_last_one(&folder);
     let server = Cluster::builder();
     if keep { server.outlives_us(&folder).start() } else { server.start() }
