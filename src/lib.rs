@@ -1,6 +1,7 @@
 //! pg_expiry: rows with a deadline are cancelled at their deadline, exactly once, inside PostgreSQL.
 //! This file is the manifest; ARCHITECTURE.md tells how the parts fit.
 
+mod api;
 mod error;
 mod pg;
 mod policy;
@@ -18,4 +19,5 @@ pub extern "C-unwind" fn _PG_init() {
 }
 
 pgrx::extension_sql_file!("../sql/schema/tables.sql", name = "tables", bootstrap);
+pgrx::extension_sql_file!("../sql/schema/events.sql", name = "events", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/grants.sql", name = "grants", finalize);
