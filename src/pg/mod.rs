@@ -15,6 +15,7 @@ pub mod inval;
 pub mod json;
 pub mod lock;
 pub mod notify;
+pub mod predicate;
 pub mod role;
 pub mod setting_hooks;
 pub mod shmem;

@@ -68,7 +68,7 @@ impl Cycle {
         while self.round()? && !self.must_reload() {}
         let now = clock::now();
         for duty in &mut self.duties {
-            duty.progress.write(&duty.policy.name, now, true)?;
+            duty.progress.write_if_due(&duty.policy.name, now)?;
         }
         let next_look =
             self.duties.iter().map(Duty::next_look).fold(now.plus_micros(lookahead_us), Timestamp::min);
@@ -91,7 +91,7 @@ impl Cycle {
                     self.is_reload_due = true;
                 }
             }
-            duty.progress.write(&duty.policy.name, clock::now(), false)?;
+            duty.progress.write_if_due(&duty.policy.name, clock::now())?;
         }
         Ok(goes_on)
     }

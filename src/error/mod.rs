@@ -1,23 +1,56 @@
 //! Every error that a caller of the SQL surface can get. Each variant knows its SQLSTATE, its message
 //! and what to do about it; a message follows PostgreSQL's error style guide.
 
+mod policy;
+
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
+
+use crate::pg::caught::{PgError, unpack_sqlstate};
+pub use policy::PolicyError;
+
+/// What a report consists of: SQLSTATE, message, detail, hint.
+type Parts = (PgSqlErrorCode, String, Option<String>, Option<String>);
 
 /// Refusals of the SQL surface. Nothing is stored when one is raised.
 #[derive(Debug)]
 pub enum Error {
-    UnknownPolicy { name: String },
-    NotPolicyOwner { name: String, owner: String },
+    UnknownPolicy {
+        name: String,
+    },
+    NotPolicyOwner {
+        name: String,
+        owner: String,
+    },
     InTransactionBlock,
     NotPreloaded,
-    OutOfRange { parameter: &'static str, value: String },
+    OutOfRange {
+        parameter: &'static str,
+        value: String,
+    },
+    /// A policy that cannot be made, or can no longer work.
+    Policy(PolicyError),
+}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Self {
+        Self::Policy(error)
+    }
+}
+
+/// The same refusal as a value, for a policy that stops.
+impl From<Error> for PgError {
+    fn from(error: Error) -> Self {
+        let (code, message, detail, hint) = error.parts();
+        Self { sqlstate: unpack_sqlstate(code as i32), message, detail, hint }
+    }
 }
 
 impl Error {
-    fn parts(&self) -> (PgSqlErrorCode, String, Option<String>, Option<String>) {
+    fn parts(&self) -> Parts {
         use PgSqlErrorCode as Code;
         match self {
+            Self::Policy(error) => error.parts(),
             Self::UnknownPolicy { name } => (
                 Code::ERRCODE_UNDEFINED_OBJECT,
                 format!("policy \"{name}\" does not exist"),
