@@ -34,14 +34,14 @@ proptest! {
         target_us in 0..10_000_000_i64,
         history in prop::collection::vec((0..5_u8, 0..10_000_usize, 0..10_000_000_i64), 0..100),
     ) {
-        let mut size = BatchSize::new(cap, target_us);
+        let mut size = BatchSize::new(cap);
         for (what, rows, elapsed_us) in history {
             match what {
                 0 => size.failed(rows),
                 1 => size.found(),
                 2 => size.failed_at(rows),
                 3 => size.collided(),
-                _ => size.succeeded(rows, elapsed_us),
+                _ => size.succeeded(rows, elapsed_us, target_us),
             }
             prop_assert!((1..=cap.max(1)).contains(&size.next()));
         }
@@ -53,7 +53,7 @@ proptest! {
         cap in 1..2_000_usize,
     ) {
         // Rows in claim order; a batch with a bad row fails without saying which.
-        let mut size = BatchSize::new(cap, 1_000_000);
+        let mut size = BatchSize::new(cap);
         let mut rows: Vec<usize> = (0..2_000).collect();
         let (mut found, mut calls) = (Vec::new(), 0);
         while !rows.is_empty() {
@@ -62,7 +62,7 @@ proptest! {
             prop_assert!(calls <= 2_000 + 3 * cap * (bad.len() + 1), "{calls} calls");
             if !rows[..batch].iter().any(|row| bad.contains(row)) {
                 rows.drain(..batch);
-                size.succeeded(batch, 1);
+                size.succeeded(batch, 1, 1_000_000);
             } else if batch == 1 {
                 found.push(rows.remove(0));
                 size.found();
