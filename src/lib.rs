@@ -1,11 +1,15 @@
 //! pg_expiry: rows with a deadline are cancelled at their deadline, exactly once, inside PostgreSQL.
 //! This file is the manifest; ARCHITECTURE.md tells how the parts fit.
 
+mod board;
+mod control;
 mod error;
+mod launcher;
 mod pg;
 mod policy;
 mod rules;
 mod settings;
+mod worker;
 
 ::pgrx::pg_module_magic!(name = c"pg_expiry", version = c"0.1.0");
 
@@ -14,7 +18,13 @@ mod settings;
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     settings::register();
+    if pg::preload::is_in_progress() {
+        pg::shmem::register(&board::AREAS);
+        pg::bgworker::register(launcher::run, worker::run);
+        pg::hooks::install(control::step_aside);
+    }
 }
 
 pgrx::extension_sql_file!("../sql/schema/tables.sql", name = "tables", bootstrap);
+pgrx::extension_sql_file!("../sql/schema/processes.sql", name = "processes", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/grants.sql", name = "grants", finalize);

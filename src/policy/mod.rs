@@ -103,3 +103,13 @@ pub enum Loaded {
     /// Something that it needs is gone: SQLSTATE and what to do.
     Stopped(PgError),
 }
+
+/// The owners in this database who have live policies.
+pub fn owners() -> Vec<Oid> {
+    crate::pg::spi::query(
+        "SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_catalog.pg_class c ON c.oid = p.relation
+         WHERE NOT p.paused",
+        &[],
+        |rows, row| rows.expect(row, 0),
+    )
+}

@@ -2,3 +2,7 @@
 //! its properties.
 
 pub mod deadline;
+pub mod launcher;
+pub mod names;
+pub mod throttle;
+pub mod turns;
