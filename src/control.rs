@@ -85,6 +85,7 @@ fn wait_until_empty(database: Oid, patience_us: i64) -> bool {
 }
 
 /// The rows of `expiry.workers` that the current user may see.
+#[allow(clippy::type_complexity)] // the shape of the rows, as pgrx wants it
 #[pg_extern(sql = false)]
 fn expiry_workers() -> TableIterator<
     'static,

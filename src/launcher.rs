@@ -46,7 +46,7 @@ pub fn run() {
     loop {
         let again_at = launcher.pass();
         bgworker::report_idle("");
-        if latch::wait_until(again_at) == Woken::ByReload {
+        if latch::wait_until(again_at) == Woken::Reload {
             launcher.scan_at = None;
         }
     }

@@ -63,6 +63,7 @@ impl Board {
             let post = &mut self.posts[task.index];
             post.bell = own_bell;
             post.started_at = now;
+            post.next_due = Timestamp::NEGATIVE_INFINITY; // busy, as long as it has not said otherwise
             bells.take_worker(own_bell, database);
             BELL.set(own_bell);
         }

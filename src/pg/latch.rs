@@ -12,10 +12,10 @@ use super::clock::{self, Timestamp};
 /// What ended a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    ByTime,
-    ByLatch,
+    Time,
+    Latch,
     /// The settings may have changed.
-    ByReload,
+    Reload,
 }
 
 /// No sleep is longer, however far the next deadline is: a clock that was set, or a wait that
@@ -30,15 +30,15 @@ pub fn wait_until(instant: Timestamp) -> Woken {
     loop {
         let left_us = until.since(clock::now());
         if left_us <= 0 {
-            return if answer_signals() { Woken::ByReload } else { Woken::ByTime };
+            return if answer_signals() { Woken::Reload } else { Woken::Time };
         }
         // The latch waits in whole milliseconds; the rest is too short for anybody to miss us.
         let is_set = if left_us >= 1_000 { wait_latch(left_us / 1_000) } else { nap(left_us) };
         if answer_signals() {
-            return Woken::ByReload;
+            return Woken::Reload;
         }
         if is_set {
-            return Woken::ByLatch;
+            return Woken::Latch;
         }
     }
 }

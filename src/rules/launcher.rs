@@ -187,3 +187,106 @@ pub fn plan_site(site: &Site, scouts: usize, now: Micros) -> SitePlan {
     }
     plan
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(events: &[(Event, Micros)]) -> Process {
+        let mut process = Process::default();
+        for (event, at) in events {
+            process.on(*event, *at);
+        }
+        process
+    }
+
+    #[test]
+    fn a_worker_comes_and_goes() {
+        let mut process = process(&[(Event::Registered, 1)]);
+        assert_eq!((process.state, process.ticket), (State::Starting, 1));
+        process.pid = 42;
+        process.on(Event::Connected, 2);
+        assert_eq!(process.state, State::Running);
+        process.on(Event::Asked, 3);
+        assert_eq!((process.state, process.pid, process.since), (State::Leaving, 42, 3));
+        process.on(Event::Ended, 4);
+        assert_eq!((process.state, process.pid, process.not_before), (State::Idle, 0, 0));
+    }
+
+    #[test]
+    fn one_that_was_asked_may_die() {
+        for events in
+            [&[Event::Registered, Event::Asked][..], &[Event::Registered, Event::Connected, Event::Asked]]
+        {
+            let events: Vec<_> = events.iter().chain([&Event::Died]).map(|event| (*event, 1)).collect();
+            let process = process(&events);
+            assert_eq!((process.state, process.deaths, process.not_before), (State::Idle, 0, 0));
+        }
+    }
+
+    #[test]
+    fn one_that_keeps_dying_waits_longer_and_longer() {
+        let mut process = Process::default();
+        let mut now = 0;
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            process.on(Event::Registered, now);
+            process.on(Event::Connected, now);
+            process.on(Event::Died, now + 1);
+            assert_eq!(process.state, State::Resting);
+            waits.push((process.not_before - now - 1) * 2 / SECOND);
+            now = process.not_before;
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
+        process.on(Event::Registered, now);
+        process.on(Event::Connected, now);
+        process.on(Event::Died, now + STEADY + 1);
+        assert_eq!(process.deaths, 1, "it has lived for a while");
+    }
+
+    #[test]
+    fn one_that_cannot_connect_is_tried_once_a_minute() {
+        let mut process = process(&[(Event::Registered, 0), (Event::Died, 0)]);
+        assert_eq!(process.not_before, 5 * SECOND);
+        process.on(Event::Registered, 0);
+        process.on(Event::Died, 0);
+        assert_eq!(process.not_before, 60 * SECOND);
+    }
+
+    #[test]
+    fn no_slot_is_asked_for_again() {
+        let mut process = process(&[(Event::Registered, 0), (Event::Refused, 0)]);
+        assert_eq!((process.state, process.can_start(SLOT_RETRY - 1)), (State::NoSlot, false));
+        assert!(process.can_start(SLOT_RETRY));
+        process.on(Event::Registered, SLOT_RETRY);
+        assert_eq!((process.state, process.ticket), (State::Starting, 2));
+    }
+
+    #[test]
+    fn nothing_stays_starting_for_ever() {
+        let mut process = process(&[(Event::Registered, 0)]);
+        assert!(!process.is_lost(START_TIMEOUT));
+        assert!(process.is_lost(START_TIMEOUT + 1));
+        process.pid = 1;
+        assert!(!process.is_lost(START_TIMEOUT + 1));
+    }
+
+    #[test]
+    fn a_database_is_left_alone_while_it_is_held() {
+        let site = Site { is_allowed: true, held_until: 10, needs_scout: true, ..Site::default() };
+        let plan = plan_site(&site, 0, 5);
+        assert_eq!(plan, SitePlan { clear: true, again_at: Some(10), ..SitePlan::default() });
+        let plan = plan_site(&site, 0, 10);
+        assert!(plan.is_served && plan.start_scout && !plan.clear);
+    }
+
+    #[test]
+    fn scouts_are_few_and_far_between() {
+        let mut site = Site { is_allowed: true, needs_scout: true, ..Site::default() };
+        assert!(!plan_site(&site, SCOUTS, 0).start_scout);
+        site.scout = process(&[(Event::Registered, 0), (Event::Connected, 1), (Event::Ended, 2)]);
+        let plan = plan_site(&site, 0, 3);
+        assert_eq!((plan.start_scout, plan.again_at), (false, Some(2 + SCOUT_INTERVAL)));
+        assert!(plan_site(&site, 0, 2 + SCOUT_INTERVAL).start_scout);
+    }
+}

@@ -110,3 +110,149 @@ pub fn take_turns(candidates: &[Candidate], most: usize, now: Micros) -> Turns {
     turns.leave.extend(others.into_iter().take(surplus));
     turns
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::launcher::Event;
+    use super::*;
+
+    const NEVER: Micros = Micros::MAX;
+
+    fn candidate(post: usize, events: &[(Event, Micros)], next_due: Micros) -> Candidate {
+        let mut process = Process::default();
+        for (event, at) in events {
+            process.on(*event, *at);
+        }
+        Candidate { post, process, next_due, is_called: false }
+    }
+
+    fn running(post: usize, since: Micros, next_due: Micros) -> Candidate {
+        candidate(post, &[(Event::Registered, since), (Event::Connected, since)], next_due)
+    }
+
+    fn left(post: usize, at: Micros, next_due: Micros) -> Candidate {
+        candidate(
+            post,
+            &[(Event::Registered, at), (Event::Connected, at), (Event::Asked, at), (Event::Ended, at)],
+            next_due,
+        )
+    }
+
+    #[test]
+    fn everybody_gets_a_worker_while_there_are_enough() {
+        let candidates = [running(0, 0, NEVER), candidate(1, &[], Micros::MIN), left(2, 0, NEVER)];
+        let turns = take_turns(&candidates, 3, 1);
+        assert_eq!(turns, Turns { start: vec![1, 2], ..Turns::default() });
+    }
+
+    #[test]
+    fn the_most_urgent_goes_first() {
+        let now = 100 * SECOND;
+        let candidates = [left(0, now, now), left(1, now, now - SECOND), candidate(2, &[], Micros::MIN)];
+        assert_eq!(take_turns(&candidates, 1, now).start, [2]);
+        assert_eq!(take_turns(&candidates[..2], 1, now).start, [1]);
+    }
+
+    #[test]
+    fn an_idle_worker_makes_room() {
+        let now = 100 * SECOND;
+        let candidates = [
+            running(0, 0, now),
+            running(1, 0, now + 20 * SECOND),
+            running(2, 0, NEVER),
+            candidate(3, &[], Micros::MIN),
+        ];
+        let turns = take_turns(&candidates, 3, now);
+        assert_eq!((turns.leave, turns.start, turns.are_some_waiting), (vec![2], vec![], true));
+    }
+
+    #[test]
+    fn a_busy_worker_makes_room_after_its_turn() {
+        let candidates = [running(0, 0, 0), candidate(1, &[], Micros::MIN)];
+        let turns = take_turns(&candidates, 1, LONGEST_TURN - 1);
+        assert_eq!((turns.leave.len(), turns.again_at), (0, Some(LONGEST_TURN)));
+        assert_eq!(take_turns(&candidates, 1, LONGEST_TURN).leave, [0]);
+    }
+
+    #[test]
+    fn one_leaves_for_one_who_waits() {
+        let now = 100 * SECOND;
+        let mut leaving = running(0, 0, NEVER);
+        leaving.process.on(Event::Asked, now);
+        let candidates = [leaving, running(1, 0, NEVER), candidate(2, &[], Micros::MIN)];
+        assert_eq!(take_turns(&candidates, 2, now).leave, []);
+    }
+
+    #[test]
+    fn who_waits_with_nothing_due_is_looked_after_once_a_round() {
+        let candidates = [running(0, 0, NEVER), left(1, 0, NEVER)];
+        let turns = take_turns(&candidates, 1, SECOND);
+        assert_eq!((turns.leave.len(), turns.again_at), (0, Some(ROUND)));
+        assert_eq!(take_turns(&candidates, 1, ROUND).leave, [0]);
+    }
+
+    #[test]
+    fn a_call_brings_his_turn_forward() {
+        let mut called = left(1, 0, NEVER);
+        called.is_called = true;
+        assert_eq!(take_turns(&[running(0, 0, NEVER), called], 1, SECOND).leave, [0]);
+    }
+
+    #[test]
+    fn a_known_deadline_is_met() {
+        let due = 3 * SECOND;
+        let candidates = [running(0, 0, NEVER), left(1, 0, due)];
+        assert_eq!(take_turns(&candidates, 1, SECOND).again_at, Some(due - LEAD));
+        assert_eq!(take_turns(&candidates, 1, due - LEAD).leave, [0]);
+    }
+
+    #[test]
+    fn without_slots_those_that_run_take_turns() {
+        let now = 100 * SECOND;
+        let refused = candidate(1, &[(Event::Registered, now), (Event::Refused, now)], Micros::MIN);
+        let turns = take_turns(&[running(0, 0, NEVER), refused], 4, now);
+        assert_eq!((turns.leave, turns.start), (vec![0], vec![]));
+        assert_eq!(turns.again_at, Some(refused.process.not_before));
+        // Alone it just keeps asking.
+        let turns = take_turns(&[refused], 4, refused.process.not_before);
+        assert_eq!(turns.start, [1]);
+    }
+
+    #[test]
+    fn a_lowered_limit_is_followed() {
+        let candidates = [running(0, 0, 0), running(1, 0, 0), running(2, 0, 0)];
+        assert_eq!(take_turns(&candidates, 1, 1).leave.len(), 2);
+        assert_eq!(take_turns(&candidates, 0, 1).leave.len(), 3);
+    }
+
+    /// The whole game: a hundred owners, four workers, no deadline known to anybody.
+    #[test]
+    fn nobody_starves() {
+        let mut candidates: Vec<_> = (0..100).map(|post| candidate(post, &[], Micros::MIN)).collect();
+        let mut last_served = vec![0; 100];
+        let mut longest_wait = 0;
+        let mut starts = 0;
+        let mut now = 0;
+        while now < 120 * SECOND {
+            let turns = take_turns(&candidates, 4, now);
+            for post in turns.start {
+                let process = &mut candidates[post].process;
+                process.on(Event::Registered, now);
+                process.on(Event::Connected, now);
+                candidates[post].next_due = NEVER;
+                longest_wait = longest_wait.max(now - last_served[post]);
+                last_served[post] = now;
+                starts += 1;
+            }
+            for post in turns.leave {
+                candidates[post].process.on(Event::Asked, now);
+                candidates[post].process.on(Event::Ended, now);
+                last_served[post] = now;
+            }
+            assert!(candidates.iter().filter(|c| c.process.is_alive()).count() <= 4);
+            now += SECOND / 100;
+        }
+        assert!(longest_wait <= 21 * SECOND, "{longest_wait}");
+        assert!(starts <= 120 * 5 + 100, "{starts}");
+    }
+}
