@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys::Oid;
 
+use super::built_index;
 use super::definition::Definition;
 use super::index::{self, IndexState};
 use super::relation::Relation;
@@ -10,7 +11,7 @@ use super::stored::{self, Stored};
 use super::{Loaded, Policy};
 use crate::error::{Error, PolicyError};
 use crate::pg::caught::PgError;
-use crate::pg::{catalog, role, xact};
+use crate::pg::{catalog, role, shmem, xact};
 
 /// The policy of this name; `None`: there is none, or its relation is gone.
 pub fn load(name: &str) -> Option<Loaded> {
@@ -20,17 +21,24 @@ pub fn load(name: &str) -> Option<Loaded> {
 /// Every policy on relations of this owner. Forgets those whose relation has been dropped.
 pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
     stored::forget_dropped();
+    if !catalog::is_read_only() {
+        built_index::orphans().iter().for_each(|name| shmem::request_index_build(name));
+    }
     stored::all_of(Some(owner))
         .into_iter()
         .map(|stored| (stored.name.clone(), load_stored(stored, !catalog::is_read_only())))
         .collect()
 }
 
-/// Owners of relations with a policy that is neither paused nor restored.
+/// Owners of relations with a policy that is neither paused nor restored, or with an index of a dropped
+/// policy that is still to be dropped.
 pub fn owners() -> Vec<Oid> {
     const OWNERS: &str = "\
         SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
-        WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)";
+        WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)
+        UNION
+        SELECT c.relowner FROM expiry.binding b JOIN pg_class c ON c.oid = b.index
+        WHERE b.database = $1 AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
     let arguments = [(pgrx::pg_sys::OIDOID, Some(catalog::database().into()))];
     catalog::read(OWNERS, &arguments, |row, n| row.expect(n, 0))
 }
@@ -47,7 +55,10 @@ pub(super) fn load_stored(stored: Stored, follows: bool) -> Loaded {
     let loaded = xact::subtransaction(|| ready(stored, follows));
     match loaded {
         Ok(Ok((policy, IndexState::Valid(_)))) => Loaded::Ready(Box::new(policy)),
-        Ok(Ok((policy, _))) => Loaded::Indexing(Box::new(policy)),
+        Ok(Ok((policy, _))) => match built_index::recent_failure(&policy.name) {
+            Some(error) => Loaded::Stopped(error),
+            None => Loaded::Indexing(Box::new(policy)),
+        },
         Ok(Err(error)) => Loaded::Stopped(PgError::from(Error::from(error))),
         Err(error) if error.is_about_input() || error.sqlstate == "XX000" => Loaded::Stopped(error),
         Err(error) => error.raise(),
@@ -62,6 +73,11 @@ fn ready(stored: Stored, follows: bool) -> Result<(Policy, IndexState), PolicyEr
         stored::update_names(&resolved.stored);
     }
     let state = index::find(&resolved.policy);
+    let built = resolved.stored.binding.as_ref().and_then(|binding| binding.index);
+    if follows && matches!((state, built), (IndexState::Valid(used), Some(built)) if used != built) {
+        // To drop the one that is not needed any more.
+        shmem::request_index_build(&resolved.policy.name);
+    }
     Ok((resolved.policy, state))
 }
 

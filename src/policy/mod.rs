@@ -1,6 +1,7 @@
 //! A policy as a Rust value: loaded from `expiry.policy`, with every default filled in and every name
 //! resolved, so that the engine asks the catalog nothing.
 
+pub mod built_index;
 mod change;
 mod deadline;
 mod definition;
