@@ -28,6 +28,11 @@ pub enum Error {
         parameter: &'static str,
         value: String,
     },
+    NotDatabaseOwner {
+        name: String,
+    },
+    BoardIsFull,
+    WorkersStayed,
     /// A policy that cannot be made, or can no longer work.
     Policy(PolicyError),
 }
@@ -84,12 +89,42 @@ impl Error {
                         .into(),
                 ),
             ),
+            Self::NotDatabaseOwner { name } => (
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("must be owner of database \"{name}\""),
+                None,
+                None,
+            ),
+            Self::BoardIsFull => (
+                Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                "too many databases have the extension pg_expiry".into(),
+                None,
+                None,
+            ),
+            Self::WorkersStayed => (
+                Code::ERRCODE_OBJECT_IN_USE,
+                "workers of pg_expiry have not ended yet".into(),
+                Some("They have been told to, and none will be started.".into()),
+                Some("Look for them in pg_stat_activity.".into()),
+            ),
         }
     }
 
     /// Raises it as a PostgreSQL ERROR.
     #[track_caller]
     pub fn raise(self) -> ! {
+        self.report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+
+    /// Tells the client, and goes on.
+    #[track_caller]
+    pub fn notice(self) {
+        self.report(pgrx::PgLogLevel::NOTICE);
+    }
+
+    #[track_caller]
+    fn report(self, level: pgrx::PgLogLevel) {
         let (code, message, detail, hint) = self.parts();
         let mut report = ErrorReport::new(code, message, "pg_expiry");
         if let Some(detail) = detail {
@@ -98,7 +133,6 @@ impl Error {
         if let Some(hint) = hint {
             report = report.set_hint(hint);
         }
-        report.report(pgrx::PgLogLevel::ERROR);
-        unreachable!("an ERROR does not return")
+        report.report(level);
     }
 }

@@ -103,19 +103,31 @@ pub fn hand_over(policy: &str, index: Oid) {
     catalog::write(HAND_OVER, &[policy, (pg_sys::OIDOID, Some(index.into())), database]);
 }
 
-/// Policies that are no more, but whose index of ours still is. Forgets those whose index is gone.
-pub fn orphans() -> Vec<String> {
-    const ORPHANS: &str = "\
-        SELECT b.policy, EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = b.index) FROM expiry.binding b
-        WHERE b.database = $1 AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
+/// An index of ours and the policy, or former policy, for which it was built.
+pub struct Binding {
+    pub policy: String,
+    pub index: Oid,
+    pub has_policy: bool,
+}
+
+/// All indexes of ours that exist. Forgets former policies whose index does not.
+pub fn bindings() -> Vec<Binding> {
+    const GONE: &str = "\
+        SELECT b.policy FROM expiry.binding b
+        WHERE NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)
+          AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = b.index AND b.database = $1)";
+    const BINDINGS: &str = "\
+        SELECT b.policy, b.index, EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)
+        FROM expiry.binding b JOIN pg_index i ON i.indexrelid = b.index WHERE b.database = $1";
     let database = [(pg_sys::OIDOID, Some(catalog::database().into()))];
-    let bindings: Vec<(String, bool)> =
-        catalog::read(ORPHANS, &database, |row, n| (row.expect(n, 0), row.expect(n, 1)));
-    let (left, gone): (Vec<_>, Vec<_>) = bindings.into_iter().partition(|(_, has_index)| *has_index);
-    for (policy, _) in gone {
+    for policy in catalog::read(GONE, &database, |row, n| row.expect::<String>(n, 0)) {
         forget(&policy);
     }
-    left.into_iter().map(|(policy, _)| policy).collect()
+    catalog::read(BINDINGS, &database, |row, n| Binding {
+        policy: row.expect(n, 0),
+        index: row.expect(n, 1),
+        has_policy: row.expect(n, 2),
+    })
 }
 
 /// Keeps nothing of a dropped policy but its index, if it has one of ours.

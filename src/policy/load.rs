@@ -11,7 +11,7 @@ use super::stored::{self, Stored};
 use super::{Loaded, Policy};
 use crate::error::{Error, PolicyError};
 use crate::pg::caught::PgError;
-use crate::pg::{catalog, role, shmem, xact};
+use crate::pg::{catalog, role, xact};
 
 /// The policy of this name; `None`: there is none, or its relation is gone.
 pub fn load(name: &str) -> Option<Loaded> {
@@ -21,9 +21,6 @@ pub fn load(name: &str) -> Option<Loaded> {
 /// Every policy on relations of this owner. Forgets those whose relation has been dropped.
 pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
     stored::forget_dropped();
-    if !catalog::is_read_only() {
-        built_index::orphans().iter().for_each(|name| shmem::request_index_build(name));
-    }
     stored::all_of(Some(owner))
         .into_iter()
         .map(|stored| (stored.name.clone(), load_stored(stored, !catalog::is_read_only())))
@@ -54,7 +51,9 @@ pub(super) fn load_stored(stored: Stored, follows: bool) -> Loaded {
     // One policy in trouble is its own trouble.
     let loaded = xact::subtransaction(|| ready(stored, follows));
     match loaded {
-        Ok(Ok((policy, IndexState::Valid(_)))) => Loaded::Ready(Box::new(policy)),
+        Ok(Ok((policy, IndexState::Valid(index)))) => {
+            Loaded::Ready(Box::new(Policy { index: Some(index), ..policy }))
+        }
         Ok(Ok((policy, _))) => match built_index::recent_failure(&policy.name) {
             Some(error) => Loaded::Stopped(error),
             None => Loaded::Indexing(Box::new(policy)),
@@ -73,12 +72,26 @@ fn ready(stored: Stored, follows: bool) -> Result<(Policy, IndexState), PolicyEr
         stored::update_names(&resolved.stored);
     }
     let state = index::find(&resolved.policy);
-    let built = resolved.stored.binding.as_ref().and_then(|binding| binding.index);
-    if follows && matches!((state, built), (IndexState::Valid(used), Some(built)) if used != built) {
-        // To drop the one that is not needed any more.
-        shmem::request_index_build(&resolved.policy.name);
-    }
     Ok((resolved.policy, state))
+}
+
+/// Names of policies, or of former ones, with an index of ours that they do not use any more: to be
+/// passed to the index builder, which drops it.
+pub fn with_spare_index(loaded: &[(String, Loaded)]) -> Vec<String> {
+    let is_spare = |built: &built_index::Binding| {
+        !built.has_policy
+            || loaded.iter().any(|(name, loaded)| {
+                *name == built.policy
+                    && matches!(loaded, Loaded::Ready(policy) if policy.index != Some(built.index))
+            })
+    };
+    built_index::bindings().into_iter().filter(is_spare).map(|built| built.policy).collect()
+}
+
+/// The policy as it would be worked on, paused and restored ones too; changes nothing.
+pub fn peek(name: &str) -> Result<Policy, Error> {
+    let (stored, relation) = authorized(name)?;
+    Ok(resolve(&relation, stored, &Definition::default())?.policy)
 }
 
 /// Raises unless the policy exists and the current user may act for the owner of its relation.

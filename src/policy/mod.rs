@@ -2,16 +2,15 @@
 //! resolved, so that the engine asks the catalog nothing.
 
 pub mod built_index;
-mod change;
+pub mod change;
 mod deadline;
-mod definition;
+pub mod definition;
 mod function;
 pub mod index;
 mod key;
 mod load;
 mod relation;
 mod resolve;
-mod sql;
 mod stored;
 
 use pgrx::pg_sys::Oid;
@@ -49,6 +48,8 @@ pub struct Policy {
     /// Rows a second; `None`: no limit.
     pub max_rate: Option<u32>,
     pub starts_at: Option<Timestamp>,
+    /// The deadline index, once it is valid.
+    pub index: Option<Oid>,
 }
 
 /// A column of the relation's key.
@@ -121,4 +122,6 @@ pub enum Loaded {
     Stopped(PgError),
 }
 
-pub use load::{check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners};
+pub use load::{
+    check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners, peek, with_spare_index,
+};

@@ -91,10 +91,14 @@ impl Duty {
         }
     }
 
-    /// Somebody has changed something or says that there is something to see: the next step reads the
-    /// failing rows anew and sweeps.
+    /// Somebody has changed something: the next step reads the failing rows anew and sweeps.
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
+        self.want_look();
+    }
+
+    /// The next step sweeps, however soon it is.
+    pub fn want_look(&mut self) {
         self.looked_at = Timestamp(0);
         self.last_sweep = Timestamp(0);
     }

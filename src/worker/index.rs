@@ -5,16 +5,13 @@
 //! CONCURRENTLY on each partition, and attached. Beginning and attaching need locks that a checkout would
 //! wait for; they are asked for with a timeout of a few milliseconds, again and again.
 
-use std::thread;
-use std::time::Duration;
-
 use pgrx::IntoDatum;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
-use crate::pg::{catalog, predicate, utility, wake, xact};
+use crate::pg::{catalog, latch, predicate, utility, wake, xact};
 use crate::policy::built_index::{self, BuiltIndex};
 use crate::policy::index::{self, IndexState};
 use crate::policy::{self, Loaded, Policy};
@@ -188,12 +185,7 @@ fn complete(policy: &Policy, table: Oid, index: Oid) -> Result<(), PgError> {
     Ok(())
 }
 
-fn build_below(
-    policy: &Policy,
-    partition: &Partition,
-    table: Oid,
-    index: Oid,
-) -> Result<String, PgError> {
+fn build_below(policy: &Policy, partition: &Partition, table: Oid, index: Oid) -> Result<String, PgError> {
     let name = transaction(|| free_name(partition.oid, policy))?;
     if partition.is_partitioned {
         briefly(&create_sql("IF NOT EXISTS", &name, &format!("ONLY {}", partition.sql), policy))?;
@@ -235,8 +227,7 @@ fn briefly(sql: &str) -> Result<(), PgError> {
     loop {
         match utility::execute(BRIEF, sql) {
             Err(error) if is_busy(&error) && attempt < BRIEF_ATTEMPTS => {
-                xact::check_for_interrupts();
-                thread::sleep(Duration::from_millis(u64::from(20 * attempt)));
+                latch::pause(i64::from(20 * attempt));
                 attempt += 1;
             }
             result => return result,
