@@ -1,7 +1,11 @@
 //! pg_expiry: rows with a deadline are cancelled at their deadline, exactly once, inside PostgreSQL.
 //! This file is the manifest; ARCHITECTURE.md tells how the parts fit.
 
+mod api;
+mod board;
+mod control;
 mod error;
+mod launcher;
 mod pg;
 mod policy;
 mod rules;
@@ -15,7 +19,14 @@ mod worker;
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     settings::register();
+    if pg::preload::is_in_progress() {
+        pg::shmem::register(&board::AREAS);
+        pg::bgworker::register(launcher::run, worker::run);
+        pg::hooks::install(control::step_aside);
+    }
 }
 
 pgrx::extension_sql_file!("../sql/schema/tables.sql", name = "tables", bootstrap);
+pgrx::extension_sql_file!("../sql/schema/events.sql", name = "events", requires = ["tables"]);
+pgrx::extension_sql_file!("../sql/schema/processes.sql", name = "processes", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/grants.sql", name = "grants", finalize);

@@ -28,6 +28,12 @@ impl PgError {
 }
 
 impl PgError {
+    /// Whether it tells of wrong input (data, syntax, names, rights, limits), and not of the state of
+    /// the server or the transaction.
+    pub fn is_about_input(&self) -> bool {
+        ["0A", "22", "42", "54"].iter().any(|class| self.sqlstate.starts_with(class))
+    }
+
     /// Raises it again, as an ERROR.
     #[track_caller]
     pub fn raise(self) -> ! {
@@ -44,7 +50,8 @@ impl PgError {
     }
 }
 
-fn pack_sqlstate(sqlstate: &str) -> c_int {
+/// PostgreSQL's packed form of five characters.
+pub fn pack_sqlstate(sqlstate: &str) -> c_int {
     sqlstate
         .bytes()
         .take(5)
@@ -102,7 +109,7 @@ pub(super) fn watching_sqlstates<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Five characters from PostgreSQL's packed form (MAKE_SQLSTATE: five six-bit characters).
-fn unpack_sqlstate(mut code: c_int) -> String {
+pub fn unpack_sqlstate(mut code: c_int) -> String {
     let mut state = String::with_capacity(5);
     for _ in 0..5 {
         state.push(char::from((code & 0x3f) as u8 + b'0'));

@@ -1,3 +1,57 @@
+//! Whether anything in the catalogs has changed that a policy may depend on.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
+
+use pgrx::pg_guard;
+use pgrx::pg_sys;
+use pgrx::pg_sys::{Datum, Oid, SysCacheIdentifier as Cache};
+
+thread_local! {
+    static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
+    static HAS_CHANGED: Cell<bool> = const { Cell::new(true) };
+    static IGNORED: RefCell<Vec<Oid>> = const { RefCell::new(Vec::new()) };
+}
+
+/// True at the first call, and once after anything was changed: a relation, function, operator, type,
+/// role, membership or schema. Changes become known when a transaction starts or locks a relation.
 pub fn catalog_changed() -> bool {
-    false
+    if !IS_REGISTERED.replace(true) {
+        register();
+    }
+    HAS_CHANGED.replace(false)
+}
+
+/// From now on changes of these relations (statistics, mostly) do not count.
+pub fn ignore_only(relations: Vec<Oid>) {
+    IGNORED.set(relations);
+}
+
+fn register() {
+    // SAFETY: callbacks for the life of the process that only set a flag.
+    unsafe {
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), Datum::null());
+        for cache in [
+            Cache::PROCOID,
+            Cache::OPEROID,
+            Cache::TYPEOID,
+            Cache::AUTHOID,
+            Cache::AUTHMEMROLEMEM,
+            Cache::NAMESPACEOID,
+        ] {
+            pg_sys::CacheRegisterSyscacheCallback(cache as c_int, Some(object_changed), Datum::null());
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn relation_changed(_arg: Datum, relation: Oid) {
+    if !IGNORED.with_borrow(|ignored| ignored.contains(&relation)) {
+        HAS_CHANGED.set(true);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn object_changed(_arg: Datum, _cache: c_int, _hash: u32) {
+    HAS_CHANGED.set(true);
 }

@@ -12,6 +12,9 @@ use pgrx::pg_sys::Oid;
 /// The role that initdb made; it always exists and is a superuser (pg_authid.dat).
 pub const BOOTSTRAP_SUPERUSER: Oid = Oid::from_u32(10);
 
+/// The predefined role whose members see all statistics (pg_authid.dat).
+pub const PG_MONITOR: Oid = Oid::from_u32(3373);
+
 /// An identity to go back to.
 #[derive(Clone, Copy)]
 pub struct Identity {

@@ -47,6 +47,28 @@ pub fn in_transaction<R>(user: Oid, f: impl FnOnce() -> R) -> Result<R, PgError>
     }
 }
 
+/// Runs `f`, the work of a process that is in no transaction, so that the process outlives an error
+/// that escapes from it: everything that `f` may have left open is rolled back and let go.
+pub fn surviving<R>(f: impl FnOnce() -> R) -> Result<R, PgError> {
+    // SAFETY: what the main loops of PostgreSQL's own processes do after an error (autovacuum.c). A
+    // FATAL (die) ends the process inside `f`.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let result = PgTryBuilder::new(AssertUnwindSafe(|| watching_sqlstates(|| Ok(f()))))
+            .catch_others(|error| Err(describe(error)))
+            .execute();
+        if result.is_err() {
+            timeout::disable_all();
+            pg_sys::LWLockReleaseAll();
+            pg_sys::ConditionVariableCancelSleep();
+            *pg_sys::my_wait_event_info = 0;
+            pg_sys::AbortOutOfAnyTransaction();
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        result
+    }
+}
+
 /// Runs `f` in a subtransaction; an error is rolled back to here and handed out.
 pub fn subtransaction<R>(f: impl FnOnce() -> R) -> Result<R, PgError> {
     // SAFETY: the recipe of plpgsql's exception blocks (pl_exec.c): same memory context and resource

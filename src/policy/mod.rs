@@ -1,6 +1,18 @@
 //! A policy as a Rust value: loaded from `expiry.policy`, with every default filled in and every name
 //! resolved, so that the engine asks the catalog nothing.
 
+mod change;
+mod deadline;
+mod definition;
+mod function;
+pub mod index;
+mod key;
+mod load;
+mod relation;
+mod resolve;
+mod sql;
+mod stored;
+
 use pgrx::pg_sys::Oid;
 
 use crate::pg::caught::PgError;
@@ -20,8 +32,12 @@ pub struct Policy {
     /// `search_path` of a call: the schemas of relation and function, quoted, and `pg_temp` last.
     pub search_path: String,
     pub deadline: DeadlineRule,
-    /// Canonical: columns bare, all else qualified down to operators.
+    /// Number of the deadline column.
+    pub deadline_column: i16,
+    /// Canonical: means the same wherever `search_path` is [`crate::pg::predicate::PINNED_SEARCH_PATH`].
     pub predicate: String,
+    /// The predicate as parsed (pg_node_tree).
+    pub predicate_tree: String,
     pub key: Vec<KeyColumn>,
     pub function: CancelFunction,
     pub channel: String,
@@ -104,14 +120,4 @@ pub enum Loaded {
     Stopped(PgError),
 }
 
-// STUBS
-pub fn load(_name: &str) -> Option<Loaded> {
-    None
-}
-pub fn load_all_of(_owner: Oid) -> Vec<(String, Loaded)> {
-    Vec::new()
-}
-pub fn check_may_act_for(_name: &str) {}
-pub fn names_that_one_may_act_for() -> Vec<String> {
-    Vec::new()
-}
+pub use load::{check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners};

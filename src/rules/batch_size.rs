@@ -9,7 +9,6 @@
 #[derive(Clone, Debug)]
 pub struct BatchSize {
     cap: usize,
-    target_us: i64,
     /// What fits the target time, as far as is known.
     fitting: usize,
     /// Rows among which one makes the batch fail; 0: none known.
@@ -20,9 +19,9 @@ pub struct BatchSize {
 const FIRST: usize = 32;
 
 impl BatchSize {
-    pub fn new(cap: usize, target_us: i64) -> Self {
+    pub fn new(cap: usize) -> Self {
         let cap = cap.max(1);
-        Self { cap, target_us: target_us.max(1), fitting: FIRST.min(cap), suspects: 0 }
+        Self { cap, fitting: FIRST.min(cap), suspects: 0 }
     }
 
     /// The size of the next batch, at least 1.
@@ -35,14 +34,14 @@ impl BatchSize {
     }
 
     /// A batch of `rows` took `elapsed_us` and committed.
-    pub fn succeeded(&mut self, rows: usize, elapsed_us: i64) {
+    pub fn succeeded(&mut self, rows: usize, elapsed_us: i64, target_us: i64) {
         if self.suspects > 0 {
             self.suspects = self.suspects.saturating_sub(rows.max(1));
             return;
         }
-        if elapsed_us > self.target_us {
+        if elapsed_us > target_us {
             self.fitting = (self.fitting / 2).max(1);
-        } else if rows >= self.fitting && elapsed_us <= self.target_us / 2 {
+        } else if rows >= self.fitting && elapsed_us <= target_us / 2 {
             self.fitting = (self.fitting * 2).min(self.cap);
         }
     }

@@ -7,15 +7,19 @@ use pgrx::pg_sys::Oid;
 
 use super::duty::{Duty, Step};
 use super::progress;
+use crate::board;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{inval, shmem, wake, xact};
+use crate::pg::{catalog, inval, wake, xact};
 use crate::policy::{self, Loaded};
 use crate::settings;
 
 /// Policies are loaded anew after this long at the latest, whatever else happens.
 const RELOAD_US: i64 = 60_000_000;
+
+/// Statistics of these change without end, and nothing of it matters to a policy.
+const OWN_TABLES: [&str; 5] = ["policy", "binding", "event", "failure", "progress"];
 
 pub struct Cycle {
     owner: Oid,
@@ -26,6 +30,7 @@ pub struct Cycle {
     live: usize,
     awaits_index: bool,
     generation: Option<u64>,
+    looks: u64,
     loaded_at: Timestamp,
     is_reload_due: bool,
 }
@@ -50,14 +55,24 @@ impl Cycle {
             live: 0,
             awaits_index: false,
             generation: None,
+            looks: 0,
             loaded_at: Timestamp(0),
             is_reload_due: true,
         }
     }
 
+    /// The configuration was read again: defaults of policies may have changed.
+    pub fn want_reload(&mut self) {
+        self.is_reload_due = true;
+    }
+
     /// Cancels what is due, until nothing is.
     pub fn look(&mut self) -> Result<Look, PgError> {
         let lookahead_us = settings::lookahead_ms() * 1000;
+        let looks = wake::looks();
+        if std::mem::replace(&mut self.looks, looks) != looks {
+            self.duties.iter_mut().for_each(Duty::want_look);
+        }
         if self.must_reload() {
             self.reload()?;
         }
@@ -68,7 +83,7 @@ impl Cycle {
         while self.round()? && !self.must_reload() {}
         let now = clock::now();
         for duty in &mut self.duties {
-            duty.progress.write(&duty.policy.name, now, true)?;
+            duty.progress.write_if_due(&duty.policy.name, now)?;
         }
         let next_look =
             self.duties.iter().map(Duty::next_look).fold(now.plus_micros(lookahead_us), Timestamp::min);
@@ -91,7 +106,7 @@ impl Cycle {
                     self.is_reload_due = true;
                 }
             }
-            duty.progress.write(&duty.policy.name, clock::now(), false)?;
+            duty.progress.write_if_due(&duty.policy.name, clock::now())?;
         }
         Ok(goes_on)
     }
@@ -111,7 +126,12 @@ impl Cycle {
 
     fn reload(&mut self) -> Result<(), PgError> {
         let owner = self.owner;
-        let loaded = xact::in_transaction(BOOTSTRAP_SUPERUSER, || policy::load_all_of(owner))?;
+        let loaded = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            inval::ignore_only(
+                OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
+            );
+            policy::load_all_of(owner)
+        })?;
         self.loaded_at = clock::now();
         self.is_reload_due = false;
         self.awaits_index = false;
@@ -138,7 +158,7 @@ impl Cycle {
             Loaded::Paused | Loaded::Restored => return Ok(()),
             Loaded::Indexing(policy) => {
                 self.awaits_index = true;
-                shmem::request_index_build(&policy.name);
+                board::request_index_build(wake::own_database(), &policy.name);
                 ("active", None)
             }
             Loaded::Stopped(error) => ("stopped", Some(error.to_string())),

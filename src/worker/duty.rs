@@ -73,7 +73,7 @@ impl Duty {
             statements: Statements::new(&policy),
             waiting: Rc::default(),
             progress: Progress::default(),
-            size: BatchSize::new(policy.batch_size, settings::target_batch_time_ms() * 1000),
+            size: BatchSize::new(policy.batch_size),
             trip: Trip::default(),
             floor: Timestamp::NEGATIVE_INFINITY,
             last_sweep: Timestamp(0),
@@ -91,10 +91,14 @@ impl Duty {
         }
     }
 
-    /// Somebody has changed something or says that there is something to see: the next step reads the
-    /// failing rows anew and sweeps.
+    /// Somebody has changed something: the next step reads the failing rows anew and sweeps.
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
+        self.want_look();
+    }
+
+    /// The next step sweeps, however soon it is.
+    pub fn want_look(&mut self) {
         self.looked_at = Timestamp(0);
         self.last_sweep = Timestamp(0);
     }
@@ -213,7 +217,7 @@ impl Duty {
             return Step::Rest;
         }
         let elapsed_us = clock::now().since(now);
-        self.size.succeeded(done.claimed, elapsed_us);
+        self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
         self.collisions = 0;
         if let Some(rate) = self.policy.max_rate {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");

@@ -5,11 +5,14 @@
 //! reader that has seen N has missed nothing below N. The lock is held for the insert and the commit
 //! only, not while cancel functions run.
 
+use std::cell::OnceCell;
+
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Datum, Oid};
 
 use crate::pg::clock::{Timestamp, now};
-use crate::pg::spi::{self, Argument, Spi};
+use crate::pg::guc::with_settings;
+use crate::pg::spi::{self, Argument, Plan, Spi};
 use crate::pg::{array, catalog, json, lock, notify, role};
 use crate::policy::{Notify, Policy};
 use crate::rules::payload;
@@ -30,10 +33,33 @@ FROM ROWS FROM (unnest($5, $6, $7, $8)) WITH ORDINALITY AS o(key, deadline, stat
 ORDER BY o.n
 RETURNING id";
 
+thread_local! {
+    /// Planned once a process; never freed, since the process ends without unwinding.
+    static INSERT_PLAN: OnceCell<&'static Plan> = const { OnceCell::new() };
+}
+
+fn insert_plan(spi: &Spi) -> &'static Plan {
+    INSERT_PLAN.with(|plan| {
+        *plan.get_or_init(|| {
+            let types = [
+                pg_sys::TEXTOID,
+                pg_sys::OIDOID,
+                pg_sys::TEXTOID,
+                pg_sys::TIMESTAMPTZOID,
+                pg_sys::JSONBARRAYOID,
+                pg_sys::TIMESTAMPTZARRAYOID,
+                pg_sys::TIMESTAMPTZARRAYOID,
+                pg_sys::JSONBARRAYOID,
+            ];
+            Box::leak(Box::new(spi.prepare(INSERT, &types)))
+        })
+    })
+}
+
 /// Records outcomes of one kind and queues their notifications; to be called inside the transaction that
 /// brought them about, under any identity. Returns when they happened.
 pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome]) -> Timestamp {
-    role::as_superuser(|| {
+    as_superuser_at_home(|| {
         let (Some(events), Some(_)) = (catalog::expiry_relation("event"), outcomes.first()) else {
             return now();
         };
@@ -47,17 +73,17 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome]) -> T
             let values: Vec<Argument> = outcomes.iter().map(|o| value(o).map(Timestamp::datum)).collect();
             Some(array::of(pg_sys::TIMESTAMPTZOID, &values))
         };
-        let rows = spi.run_once(
-            INSERT,
+        let rows = spi.run(
+            insert_plan(spi),
             &[
-                (pg_sys::TEXTOID, spi::text(&policy.name)),
-                (pg_sys::OIDOID, Some(Datum::from(policy.owner))),
-                (pg_sys::TEXTOID, spi::text(kind)),
-                (pg_sys::TIMESTAMPTZOID, Some(occurred_at.datum())),
-                (pg_sys::JSONBARRAYOID, column(pg_sys::JSONBOID, |o| Some(o.key))),
-                (pg_sys::TIMESTAMPTZARRAYOID, timestamps(|o| o.deadline)),
-                (pg_sys::TIMESTAMPTZARRAYOID, timestamps(|o| o.stated)),
-                (pg_sys::JSONBARRAYOID, column(pg_sys::JSONBOID, |o| o.data)),
+                spi::text(&policy.name),
+                Some(Datum::from(policy.owner)),
+                spi::text(kind),
+                Some(occurred_at.datum()),
+                column(pg_sys::JSONBOID, |o| Some(o.key)),
+                timestamps(|o| o.deadline),
+                timestamps(|o| o.stated),
+                column(pg_sys::JSONBOID, |o| o.data),
             ],
         );
         if policy.notify != Notify::Off {
@@ -66,6 +92,11 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome]) -> T
         }
         occurred_at
     })
+}
+
+/// For statements on our own tables, whatever the search path is outside.
+fn as_superuser_at_home<R>(f: impl FnOnce() -> R) -> R {
+    role::as_superuser(|| with_settings(&[("search_path", "pg_catalog, pg_temp")], f))
 }
 
 fn push(

@@ -1,5 +1,5 @@
-//! Counters and state of a policy for `expiry.status`: gathered in memory, written at most once a second
-//! and when the worker comes to rest, in a transaction that nobody waits for.
+//! Counters and state of a policy for `expiry.status`: gathered in memory, written at most once a second, in
+//! a transaction that nobody waits for.
 
 use pgrx::pg_sys;
 
@@ -87,11 +87,21 @@ impl Progress {
         is_news
     }
 
-    /// Writes what there is, if there is anything and the last write was a while ago (or `at_rest`).
-    pub fn write(&mut self, policy: &str, now: Timestamp, at_rest: bool) -> Result<(), PgError> {
-        if !self.is_changed || !(at_rest || now.since(self.written_at) >= PAUSE_US) {
-            return Ok(());
+    /// When the next write is due, if there is anything to write.
+    pub fn next_write(&self) -> Option<Timestamp> {
+        self.is_changed.then(|| self.written_at.plus_micros(PAUSE_US))
+    }
+
+    /// Writes what there is, if there is anything and the last write was a while ago.
+    pub fn write_if_due(&mut self, policy: &str, now: Timestamp) -> Result<(), PgError> {
+        match self.next_write() {
+            Some(due) if due <= now || now < self.written_at => self.write(policy, now),
+            _ => Ok(()),
         }
+    }
+
+    /// Writes what there is.
+    pub fn write(&mut self, policy: &str, now: Timestamp) -> Result<(), PgError> {
         #[allow(clippy::cast_precision_loss)] // for people to look at
         let max_ms = self.lateness_max_us.map(|us| us as f64 / 1000.0);
         let counts = self.lateness_counts.map(|count| Some(count.into()));
@@ -127,5 +137,5 @@ impl Progress {
 pub fn write_state(policy: &str, state: &'static str, reason: Option<String>) -> Result<(), PgError> {
     let mut progress = Progress::default();
     progress.state(state, reason);
-    progress.write(policy, Timestamp(0), true)
+    progress.write(policy, Timestamp(0))
 }

@@ -67,7 +67,7 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             pgrx::notice!("policy \"{name}\": {done} rows cancelled so far, {rate} a second");
         }
     }
-    duty.progress.write(name, clock::now(), true)
+    duty.progress.write(name, clock::now())
 }
 
 /// The policy, when it can be worked on; of several, those that cannot are passed over.

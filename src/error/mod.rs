@@ -1,23 +1,61 @@
 //! Every error that a caller of the SQL surface can get. Each variant knows its SQLSTATE, its message
 //! and what to do about it; a message follows PostgreSQL's error style guide.
 
+mod policy;
+
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
+
+use crate::pg::caught::{PgError, unpack_sqlstate};
+pub use policy::PolicyError;
+
+/// What a report consists of: SQLSTATE, message, detail, hint.
+type Parts = (PgSqlErrorCode, String, Option<String>, Option<String>);
 
 /// Refusals of the SQL surface. Nothing is stored when one is raised.
 #[derive(Debug)]
 pub enum Error {
-    UnknownPolicy { name: String },
-    NotPolicyOwner { name: String, owner: String },
+    UnknownPolicy {
+        name: String,
+    },
+    NotPolicyOwner {
+        name: String,
+        owner: String,
+    },
     InTransactionBlock,
     NotPreloaded,
-    OutOfRange { parameter: &'static str, value: String },
+    OutOfRange {
+        parameter: &'static str,
+        value: String,
+    },
+    NotDatabaseOwner {
+        name: String,
+    },
+    BoardIsFull,
+    WorkersStayed,
+    /// A policy that cannot be made, or can no longer work.
+    Policy(PolicyError),
+}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Self {
+        Self::Policy(error)
+    }
+}
+
+/// The same refusal as a value, for a policy that stops.
+impl From<Error> for PgError {
+    fn from(error: Error) -> Self {
+        let (code, message, detail, hint) = error.parts();
+        Self { sqlstate: unpack_sqlstate(code as i32), message, detail, hint }
+    }
 }
 
 impl Error {
-    fn parts(&self) -> (PgSqlErrorCode, String, Option<String>, Option<String>) {
+    fn parts(&self) -> Parts {
         use PgSqlErrorCode as Code;
         match self {
+            Self::Policy(error) => error.parts(),
             Self::UnknownPolicy { name } => (
                 Code::ERRCODE_UNDEFINED_OBJECT,
                 format!("policy \"{name}\" does not exist"),
@@ -51,12 +89,42 @@ impl Error {
                         .into(),
                 ),
             ),
+            Self::NotDatabaseOwner { name } => (
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("must be owner of database \"{name}\""),
+                None,
+                None,
+            ),
+            Self::BoardIsFull => (
+                Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                "too many databases have the extension pg_expiry".into(),
+                None,
+                None,
+            ),
+            Self::WorkersStayed => (
+                Code::ERRCODE_OBJECT_IN_USE,
+                "workers of pg_expiry have not ended yet".into(),
+                Some("They have been told to, and none will be started.".into()),
+                Some("Look for them in pg_stat_activity.".into()),
+            ),
         }
     }
 
     /// Raises it as a PostgreSQL ERROR.
     #[track_caller]
     pub fn raise(self) -> ! {
+        self.report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+
+    /// Tells the client, and goes on.
+    #[track_caller]
+    pub fn notice(self) {
+        self.report(pgrx::PgLogLevel::NOTICE);
+    }
+
+    #[track_caller]
+    fn report(self, level: pgrx::PgLogLevel) {
         let (code, message, detail, hint) = self.parts();
         let mut report = ErrorReport::new(code, message, "pg_expiry");
         if let Some(detail) = detail {
@@ -65,7 +133,6 @@ impl Error {
         if let Some(hint) = hint {
             report = report.set_hint(hint);
         }
-        report.report(pgrx::PgLogLevel::ERROR);
-        unreachable!("an ERROR does not return")
+        report.report(level);
     }
 }

@@ -1,0 +1,38 @@
+-- The launcher's and the workers' side: waking, stopping, looking at them.
+
+CREATE FUNCTION wake() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'expiry_wake_wrapper';
+COMMENT ON FUNCTION wake() IS 'When this transaction commits, the workers of this database look at the deadlines at once; for deadlines nearer than pg_expiry.lookahead.';
+
+CREATE FUNCTION stop_workers() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'expiry_stop_workers_wrapper';
+COMMENT ON FUNCTION stop_workers() IS 'Ends the workers of this database at once, not at the commit, waits until they are gone, and keeps them away until start_workers() or a restart of the server. For the database''s owner.';
+
+CREATE FUNCTION start_workers() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'expiry_start_workers_wrapper';
+COMMENT ON FUNCTION start_workers() IS 'Lets workers into this database again, at once, after stop_workers(). For the database''s owner.';
+
+CREATE FUNCTION list_workers(
+    OUT database text, OUT owner text, OUT pid int, OUT state text, OUT policies int,
+    OUT started_at timestamptz, OUT last_pass timestamptz
+) RETURNS SETOF record
+    LANGUAGE c VOLATILE PARALLEL RESTRICTED ROWS 10 AS 'MODULE_PATHNAME', 'expiry_workers_wrapper';
+COMMENT ON FUNCTION list_workers() IS 'What the view expiry.workers shows.';
+
+CREATE VIEW workers AS
+    SELECT database, owner, pid, state, policies, started_at, last_pass FROM @extschema@.list_workers();
+COMMENT ON VIEW workers IS 'The workers of the cluster, one for each database and owner of policies: those of the roles that you may act for; members of pg_monitor see all.';
+COMMENT ON COLUMN workers.database IS 'The database.';
+COMMENT ON COLUMN workers.owner IS 'The role whose policies the worker serves.';
+COMMENT ON COLUMN workers.pid IS 'The process; NULL when there is none.';
+COMMENT ON COLUMN workers.state IS 'running; starting; leaving; waiting (for its turn); restarting (soon, it has died); no slot (max_worker_processes are in use); stopped (by stop_workers); held off (another statement needs the database).';
+COMMENT ON COLUMN workers.policies IS 'Policies that it serves.';
+COMMENT ON COLUMN workers.started_at IS 'When the process started.';
+COMMENT ON COLUMN workers.last_pass IS 'When a worker last looked for due rows.';
+GRANT SELECT ON workers TO PUBLIC;
+
+-- The launcher hears of the extension when CREATE EXTENSION commits; without preload the user does.
+CREATE FUNCTION announce() RETURNS void
+    LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'expiry_announce_wrapper';
+SELECT @extschema@.announce();
+DROP FUNCTION announce();

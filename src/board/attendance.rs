@@ -1,0 +1,176 @@
+//! The side of the processes that the launcher starts: they come, say how they are, and go.
+
+use std::cell::Cell;
+
+use pgrx::pg_sys::Oid;
+
+use super::plan::{Kind, Task};
+use super::{Board, NO_BELL, Name, Post, change};
+use crate::pg::bells::{BELLS, Bells, WORKERS};
+use crate::pg::bgworker;
+use crate::pg::clock::{self, Timestamp};
+use crate::rules::launcher::{Event, State};
+
+/// What a process was started for.
+#[derive(Clone, Debug)]
+pub struct Assignment {
+    pub database: Oid,
+    pub work: Work,
+}
+
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Serve this owner.
+    Serve(Oid),
+    /// See what the database has.
+    Scout,
+    /// Build the index of the policy of that name.
+    BuildIndex(String),
+}
+
+thread_local! {
+    static MINE: Cell<Option<Task>> = const { Cell::new(None) };
+    static BELL: Cell<usize> = const { Cell::new(NO_BELL) };
+}
+
+impl Board {
+    fn take_bell(&self) -> Option<usize> {
+        (0..WORKERS).find(|bell| self.posts.iter().all(|post| post.bell != *bell))
+    }
+
+    fn come(&mut self, bells: &Bells, task: Task) -> Option<Assignment> {
+        let now = clock::now();
+        let process = *self.process(task)?;
+        if process.ticket != task.ticket || process.pid != 0 || !process.is_alive() {
+            return None; // too late: it was given up
+        }
+        let database = self.database_of(task)?;
+        let index = self.find(database)?;
+        let bell = bells.of(index);
+        let is_refused = process.state != State::Starting || bell.is_stopped() || bell.held_until() > now;
+        let work = match task.kind {
+            Kind::Worker => Work::Serve(self.posts[task.index].owner),
+            Kind::Scout => Work::Scout,
+            Kind::Builder => Work::BuildIndex(self.databases[index].build.text()),
+        };
+        let own_bell = if matches!(work, Work::Serve(_)) { self.take_bell() } else { Some(NO_BELL) };
+        let (false, Some(own_bell)) = (is_refused, own_bell) else {
+            self.process(task)?.on(Event::Ended, now.0);
+            return None;
+        };
+        self.process(task)?.pid = bgworker::own_pid();
+        if let Work::Serve(_) = work {
+            let post = &mut self.posts[task.index];
+            post.bell = own_bell;
+            post.started_at = now;
+            post.next_due = Timestamp::NEGATIVE_INFINITY; // busy, as long as it has not said otherwise
+            bells.take_worker(own_bell, database);
+            BELL.set(own_bell);
+        }
+        MINE.set(Some(task));
+        Some(Assignment { database, work })
+    }
+
+    /// The own post, if this process is a worker.
+    fn mine(&mut self) -> Option<&mut Post> {
+        let task = MINE.get().filter(|task| task.kind == Kind::Worker)?;
+        Some(&mut self.posts[task.index])
+    }
+}
+
+/// Takes up the task that this process was started for; `None`: nobody wants it any more.
+pub fn attach(argument: u64) -> Option<Assignment> {
+    let task = Task::decode(argument)?;
+    change(|board, bells| board.come(bells, task)).flatten()
+}
+
+/// It is connected to its database.
+pub fn connected() {
+    if let Some(task) = MINE.get() {
+        change(|board, _| board.process(task).map(|process| process.on(Event::Connected, clock::now().0)));
+    }
+}
+
+/// Notes the end of this process, for whatever reason. Cannot raise: runs while the process exits.
+pub fn detach(is_orderly: bool) {
+    let Some(task) = MINE.take() else { return };
+    change(|board, bells| {
+        let event = if is_orderly { Event::Ended } else { Event::Died };
+        if let Some(process) = board.process(task) {
+            process.on(event, clock::now().0);
+        }
+        match task.kind {
+            Kind::Worker => {
+                let post = &mut board.posts[task.index];
+                bells.free_worker(post.bell);
+                post.bell = NO_BELL;
+            }
+            // If it failed, the worker asks again; the state of the process makes it wait.
+            Kind::Builder => board.databases[task.index].build = Name::default(),
+            Kind::Scout => {}
+        }
+        bells.ring_launcher();
+    });
+}
+
+/// Whether this worker should end, as soon as its batch is done.
+pub fn is_to_leave() -> bool {
+    let bell = BELL.get();
+    bell != NO_BELL && BELLS.get().is_some_and(|bells| bells.is_worker_to_leave(bell))
+}
+
+/// How this worker is after a pass. `looks`: the calls that it had seen before the pass.
+pub fn publish(next_due: Option<Timestamp>, policies: usize, looks: u64) {
+    change(|board, bells| {
+        if let Some(post) = board.mine() {
+            post.last_pass = Some(clock::now());
+            post.next_due = next_due.unwrap_or(Timestamp::INFINITY);
+            post.policies = u32::try_from(policies).unwrap_or(u32::MAX);
+            post.looks = looks;
+        }
+        if bells.are_turns_wanted() {
+            bells.ring_launcher();
+        }
+    });
+}
+
+/// This worker's owner has no live policies; it will end. `generation`: of the policies it has seen.
+pub fn retire(generation: u64) {
+    change(|board, bells| {
+        let Some(post) = board.mine() else { return };
+        let database = post.database;
+        let is_current = bells.find(database).is_some_and(|bell| bell.generation() == generation);
+        // If they have changed since, a scout is on its way and says whether he is wanted.
+        post.is_wanted &= !is_current;
+    });
+}
+
+/// What a scout has found: the owners of live policies, `None` if there is no extension. `generation`:
+/// of the policies, before it looked. False when there are more owners than the board has room for.
+pub fn report(owners: Option<&[Oid]>, generation: u64) -> bool {
+    let Some(task) = MINE.get() else { return true };
+    change(|board, _| {
+        let Some(database) = board.databases.get_mut(task.index) else { return true };
+        database.has_extension = owners.is_some();
+        database.scouted = Some(generation);
+        let database = database.oid;
+        let owners = owners.unwrap_or_default();
+        for post in board.posts.iter_mut().filter(|post| post.database == database) {
+            post.is_wanted = owners.contains(&post.owner);
+        }
+        let mut fit = true;
+        for owner in owners {
+            if board.posts.iter().any(|post| post.database == database && post.owner == *owner) {
+                continue;
+            }
+            match board.posts.iter_mut().find(|post| post.owner == Oid::INVALID) {
+                Some(free) => {
+                    *free = Post { database, owner: *owner, is_wanted: true, ..Post::default() };
+                }
+                None => fit = false,
+            }
+        }
+        fit
+    })
+    .unwrap_or(true)
+}
