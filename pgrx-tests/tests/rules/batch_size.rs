@@ -10,9 +10,9 @@ const TARGET_US: i64 = 50_000;
 
 /// A size that has grown to its cap, as in the middle of a drain.
 fn grown(cap: usize) -> BatchSize {
-    let mut size = BatchSize::new(cap, TARGET_US);
+    let mut size = BatchSize::new(cap);
     while size.next() < cap {
-        size.succeeded(size.next(), 0);
+        size.succeeded(size.next(), 0, TARGET_US);
     }
     size
 }
@@ -45,7 +45,7 @@ fn drain(size: &mut BatchSize, rows: usize, bad: &BTreeSet<usize>, row_us: i64) 
             }
         } else {
             queue.drain(..claimed);
-            size.succeeded(claimed, row_us * claimed as i64);
+            size.succeeded(claimed, row_us * claimed as i64, TARGET_US);
         }
     }
     hunt
@@ -101,13 +101,13 @@ proptest! {
     fn size_is_neither_zero_nor_above_the_cap(
         cap in 0_usize..5000, history in prop::collection::vec(happened(), 0..200),
     ) {
-        let mut size = BatchSize::new(cap, TARGET_US);
+        let mut size = BatchSize::new(cap);
         for happened in history {
             let next = size.next();
             prop_assert!((1..=cap.max(1)).contains(&next), "{next} of {cap}");
             match happened {
                 Happened::Succeeded { claims_all, elapsed_us } => {
-                    size.succeeded(if claims_all { next } else { next / 2 }, elapsed_us);
+                    size.succeeded(if claims_all { next } else { next / 2 }, elapsed_us, TARGET_US);
                 }
                 Happened::Failed => size.failed(next),
                 Happened::Found => size.found(),
@@ -120,15 +120,15 @@ proptest! {
     /// Whatever a row costs, a long drain ends up near the target time and stays there.
     #[test]
     fn size_settles_where_a_batch_takes_about_the_target_time(cap in 1_usize..20_000, row_us in 1_i64..200_000) {
-        let mut size = BatchSize::new(cap, TARGET_US);
+        let mut size = BatchSize::new(cap);
         for _ in 0..40 {
-            size.succeeded(size.next(), size.next() as i64 * row_us);
+            size.succeeded(size.next(), size.next() as i64 * row_us, TARGET_US);
         }
         let settled = size.next();
         let elapsed_us = settled as i64 * row_us;
         prop_assert!(elapsed_us <= TARGET_US || settled == 1, "{settled} rows take {elapsed_us} us");
         prop_assert!(elapsed_us > TARGET_US / 2 || settled == cap, "only {settled} rows, {elapsed_us} us");
-        size.succeeded(settled, elapsed_us);
+        size.succeeded(settled, elapsed_us, TARGET_US);
         prop_assert_eq!(size.next(), settled);
     }
 
@@ -140,7 +140,7 @@ proptest! {
             size.collided();
         }
         for _ in 0..=log2(cap) {
-            size.succeeded(size.next(), 1);
+            size.succeeded(size.next(), 1, TARGET_US);
         }
         prop_assert_eq!(size.next(), cap);
     }
