@@ -5,6 +5,7 @@ mod api;
 mod board;
 mod control;
 mod error;
+mod events;
 mod launcher;
 mod pg;
 mod policies;

@@ -9,6 +9,8 @@ pub mod event;
 pub mod failure;
 pub mod index;
 pub mod progress;
+pub mod prune;
+pub mod push;
 pub mod run;
 mod scout;
 pub mod settle;

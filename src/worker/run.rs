@@ -24,7 +24,7 @@ COMMENT ON PROCEDURE run(text, bigint) IS
 ")]
 fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {
-        Error::InTransactionBlock.raise();
+        Error::InTransactionBlock { procedure: "run" }.raise();
     }
     if max_rows.is_some_and(|rows| rows < 0) {
         Error::OutOfRange { parameter: "max_rows", value: max_rows.unwrap_or_default().to_string() }.raise();
