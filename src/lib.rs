@@ -7,6 +7,7 @@ mod control;
 mod error;
 mod launcher;
 mod pg;
+mod policies;
 mod policy;
 mod rules;
 mod settings;

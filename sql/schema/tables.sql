@@ -52,7 +52,10 @@ CREATE TABLE binding (
     function          oid,
     function_owner    oid,
     index             oid,
-    index_is_ours     boolean NOT NULL DEFAULT false
+    index_name        text,
+    build_failures    int NOT NULL DEFAULT 0,
+    build_failed_at   timestamptz,
+    build_error       text
 );
 
 COMMENT ON TABLE binding IS 'Object numbers behind the names in expiry.policy, valid in one database: how renames are followed. Not dumped.';
@@ -64,8 +67,11 @@ COMMENT ON COLUMN binding.predicate_tree IS 'The predicate as PostgreSQL has par
 COMMENT ON COLUMN binding.predicate_columns IS 'Names of the columns in predicate_tree, as the predicate spells them.';
 COMMENT ON COLUMN binding.function IS 'The cancel function''s number; NULL if a setting names it.';
 COMMENT ON COLUMN binding.function_owner IS 'Who owned the cancel function when the policy was made.';
-COMMENT ON COLUMN binding.index IS 'The deadline index that pg_expiry has built or builds.';
-COMMENT ON COLUMN binding.index_is_ours IS 'Whether pg_expiry built the index, so that it is dropped with the policy.';
+COMMENT ON COLUMN binding.index IS 'The deadline index that pg_expiry has built, to be dropped with the policy; a row without a policy waits for that.';
+COMMENT ON COLUMN binding.index_name IS 'Name of the index that is being built, written down before.';
+COMMENT ON COLUMN binding.build_failures IS 'Builds that failed since the last one that did not.';
+COMMENT ON COLUMN binding.build_failed_at IS 'When the last build failed.';
+COMMENT ON COLUMN binding.build_error IS 'How the last build failed: SQLSTATE and message.';
 
 CREATE SEQUENCE event_id_seq;
 

@@ -29,5 +29,6 @@ pub mod setting_hooks;
 pub mod shmem;
 pub mod spi;
 pub mod timeout;
+pub mod utility;
 pub mod wake;
 pub mod xact;

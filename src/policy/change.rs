@@ -3,6 +3,7 @@
 
 use pgrx::pg_sys::Oid;
 
+use super::built_index;
 use super::definition::Definition;
 use super::load::{authorized, names_that_one_may_act_for};
 use super::relation::Relation;
@@ -32,13 +33,16 @@ pub fn create(
     let relation = Relation::find(oid).ok_or(PolicyError::UnknownRelation)?;
     relation.check_partitions(true)?;
     stored::forget_dropped();
+    let name = chosen_name(name, &relation)?;
+    // Of a policy of this name that was dropped just now.
+    let index = built_index::all_of(&name).first().map(|index| index.oid);
     let stored = Stored {
-        name: chosen_name(name, &relation)?,
+        name,
         relation: oid,
         owner_name: relation.owner_name.clone(),
         definition: definition.clone(),
         is_paused,
-        binding: Some(Binding::default()),
+        binding: Some(Binding { index, ..Binding::default() }),
     };
     let resolved = resolve(&relation, stored, &definition)?;
     if !stored::insert(&resolved.stored) {

@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys::Oid;
 
+use super::built_index;
 use super::definition::Definition;
 use super::index::{self, IndexState};
 use super::relation::Relation;
@@ -26,11 +27,15 @@ pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
         .collect()
 }
 
-/// Owners of relations with a policy that is neither paused nor restored.
+/// Owners of relations with a policy that is neither paused nor restored, or with an index of a dropped
+/// policy that is still to be dropped.
 pub fn owners() -> Vec<Oid> {
     const OWNERS: &str = "\
         SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
-        WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)";
+        WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)
+        UNION
+        SELECT c.relowner FROM expiry.binding b JOIN pg_class c ON c.oid = b.index
+        WHERE b.database = $1 AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
     let arguments = [(pgrx::pg_sys::OIDOID, Some(catalog::database().into()))];
     catalog::read(OWNERS, &arguments, |row, n| row.expect(n, 0))
 }
@@ -46,8 +51,13 @@ pub(super) fn load_stored(stored: Stored, follows: bool) -> Loaded {
     // One policy in trouble is its own trouble.
     let loaded = xact::subtransaction(|| ready(stored, follows));
     match loaded {
-        Ok(Ok((policy, IndexState::Valid(_)))) => Loaded::Ready(Box::new(policy)),
-        Ok(Ok((policy, _))) => Loaded::Indexing(Box::new(policy)),
+        Ok(Ok((policy, IndexState::Valid(index)))) => {
+            Loaded::Ready(Box::new(Policy { index: Some(index), ..policy }))
+        }
+        Ok(Ok((policy, _))) => match built_index::recent_failure(&policy.name) {
+            Some(error) => Loaded::Stopped(error),
+            None => Loaded::Indexing(Box::new(policy)),
+        },
         Ok(Err(error)) => Loaded::Stopped(PgError::from(Error::from(error))),
         Err(error) if error.is_about_input() || error.sqlstate == "XX000" => Loaded::Stopped(error),
         Err(error) => error.raise(),
@@ -63,6 +73,25 @@ fn ready(stored: Stored, follows: bool) -> Result<(Policy, IndexState), PolicyEr
     }
     let state = index::find(&resolved.policy);
     Ok((resolved.policy, state))
+}
+
+/// Names of policies, or of former ones, with an index of ours that they do not use any more: to be
+/// passed to the index builder, which drops it.
+pub fn with_spare_index(loaded: &[(String, Loaded)]) -> Vec<String> {
+    let is_spare = |built: &built_index::Binding| {
+        !built.has_policy
+            || loaded.iter().any(|(name, loaded)| {
+                *name == built.policy
+                    && matches!(loaded, Loaded::Ready(policy) if policy.index != Some(built.index))
+            })
+    };
+    built_index::bindings().into_iter().filter(is_spare).map(|built| built.policy).collect()
+}
+
+/// The policy as it would be worked on, paused and restored ones too; changes nothing.
+pub fn peek(name: &str) -> Result<Policy, Error> {
+    let (stored, relation) = authorized(name)?;
+    Ok(resolve(&relation, stored, &Definition::default())?.policy)
 }
 
 /// Raises unless the policy exists and the current user may act for the owner of its relation.

@@ -1,16 +1,16 @@
 //! A policy as a Rust value: loaded from `expiry.policy`, with every default filled in and every name
 //! resolved, so that the engine asks the catalog nothing.
 
-mod change;
+pub mod built_index;
+pub mod change;
 mod deadline;
-mod definition;
+pub mod definition;
 mod function;
 pub mod index;
 mod key;
 mod load;
 mod relation;
 mod resolve;
-mod sql;
 mod stored;
 
 use pgrx::pg_sys::Oid;
@@ -48,6 +48,8 @@ pub struct Policy {
     /// Rows a second; `None`: no limit.
     pub max_rate: Option<u32>,
     pub starts_at: Option<Timestamp>,
+    /// The deadline index, once it is valid.
+    pub index: Option<Oid>,
 }
 
 /// A column of the relation's key.
@@ -120,4 +122,6 @@ pub enum Loaded {
     Stopped(PgError),
 }
 
-pub use load::{check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners};
+pub use load::{
+    check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners, peek, with_spare_index,
+};

@@ -81,6 +81,7 @@ pub fn resolve(relation: &Relation, mut stored: Stored, given: &Definition) -> R
         retry_delay_ms: values.retry_delay_ms,
         max_rate: values.max_rate,
         starts_at: values.starts_at,
+        index: None,
     };
     Ok(Resolved { policy, stored })
 }

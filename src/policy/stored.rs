@@ -4,6 +4,7 @@ use pgrx::IntoDatum;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, Oid};
 
+use super::built_index;
 use super::definition::Definition;
 use crate::pg::catalog;
 use crate::pg::clock::Timestamp;
@@ -31,8 +32,8 @@ pub struct Binding {
     pub function_owner: Option<Oid>,
     /// Of this cluster too: the numbers are valid. pg_upgrade keeps the database's number only.
     pub is_valid: bool,
+    /// The deadline index that we have built.
     pub index: Option<Oid>,
-    pub index_is_ours: bool,
 }
 
 const SELECT: &str = "\
@@ -40,7 +41,7 @@ SELECT p.name, p.relation::oid, p.owner::text, p.paused,
        p.deadline, p.predicate, p.cancel_function, p.timeout, p.time_zone, p.epoch, p.channel, p.notify,
        p.batch_size, p.max_attempts, p.retry_delay, p.max_rate, p.starts_at,
        b.policy IS NOT NULL, b.system_identifier = $1, b.deadline_column, b.predicate_tree,
-       b.function, b.function_owner, b.index, b.index_is_ours, b.predicate_columns
+       b.function, b.function_owner, b.index, b.predicate_columns
 FROM expiry.policy p
 JOIN pg_class c ON c.oid = p.relation
 LEFT JOIN expiry.binding b ON b.policy = p.name AND b.database = $2
@@ -85,8 +86,7 @@ fn stored(row: &Rows<'_>, n: usize) -> Stored {
             function: row.get(n, 21),
             function_owner: row.get(n, 22),
             index: row.get(n, 23),
-            index_is_ours: row.expect(n, 24),
-            predicate_columns: row.get(n, 25),
+            predicate_columns: row.get(n, 24),
         }),
     }
 }
@@ -113,15 +113,18 @@ pub fn forget_dropped() {
     }
 }
 
-/// Removes a policy with all that is kept about it; events stay.
+/// Removes a policy with all that is kept about it; its events stay, and an index of ours until it is
+/// dropped too. Failures first, as the worker writes them.
 pub fn remove(name: &str) {
-    for table in ["policy", "binding", "failure", "progress"] {
-        let column = if table == "policy" { "name" } else { "policy" };
-        catalog::write(
-            &format!("DELETE FROM expiry.{table} WHERE {column} = $1"),
-            &[(pg_sys::TEXTOID, text(name))],
-        );
+    let index = built_index::all_of(name).first().map(|index| index.oid);
+    for statement in [
+        "DELETE FROM expiry.policy WHERE name = $1",
+        "DELETE FROM expiry.failure WHERE policy = $1",
+        "DELETE FROM expiry.progress WHERE policy = $1",
+    ] {
+        catalog::write(statement, &[(pg_sys::TEXTOID, text(name))]);
     }
+    built_index::keep_only(name, index);
 }
 
 fn values(definition: &Definition) -> Vec<(Oid, Argument)> {
@@ -213,11 +216,11 @@ pub fn update_names(policy: &Stored) {
 fn bind(name: &str, binding: &Binding) {
     catalog::write(
         "INSERT INTO expiry.binding AS b (policy, database, system_identifier, deadline_column, predicate_tree,
-                function, function_owner, index, index_is_ours, predicate_columns)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+                function, function_owner, index, predicate_columns)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
          ON CONFLICT (policy) DO UPDATE SET database = $2, system_identifier = $3, deadline_column = $4,
-                predicate_tree = $5, function = $6, function_owner = $7, index = $8, index_is_ours = $9,
-                predicate_columns = $10",
+                predicate_tree = $5, function = $6, function_owner = $7, index = $8, predicate_columns = $9,
+                build_failures = 0, build_failed_at = NULL, build_error = NULL",
         &[
             (pg_sys::TEXTOID, text(name)),
             (pg_sys::OIDOID, Some(catalog::database().into())),
@@ -227,7 +230,6 @@ fn bind(name: &str, binding: &Binding) {
             (pg_sys::OIDOID, binding.function.map(Into::into)),
             (pg_sys::OIDOID, binding.function_owner.map(Into::into)),
             (pg_sys::OIDOID, binding.index.map(Into::into)),
-            (pg_sys::BOOLOID, Some(binding.index_is_ours.into())),
             (pg_sys::TEXTARRAYOID, binding.predicate_columns.clone().into_datum()),
         ],
     );

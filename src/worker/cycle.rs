@@ -126,12 +126,17 @@ impl Cycle {
 
     fn reload(&mut self) -> Result<(), PgError> {
         let owner = self.owner;
-        let loaded = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+        let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
             inval::ignore_only(
                 OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
             );
-            policy::load_all_of(owner)
+            let loaded = policy::load_all_of(owner);
+            let spare = policy::with_spare_index(&loaded);
+            (loaded, spare)
         })?;
+        for name in spare {
+            board::request_index_build(wake::own_database(), &name);
+        }
         self.loaded_at = clock::now();
         self.is_reload_due = false;
         self.awaits_index = false;

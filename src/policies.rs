@@ -1,12 +1,12 @@
-//! The SQL functions about policies: arguments in, `change` called.
+//! The SQL surface of policies: make, change, pause, look.
 
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::Oid;
 
-use super::change;
-use super::definition::Definition;
 use crate::error::{Error, PolicyError};
 use crate::pg::clock::Timestamp;
+use crate::policy::change;
+use crate::policy::definition::Definition;
 
 /// What `timeout` is when it is not given: NULL must not pass for that, since somebody who passes NULL
 /// has lost a value.
