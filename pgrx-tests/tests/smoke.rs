@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use pg_expiry_tests::serde_json::{Value, json};
-use pg_expiry_tests::{Shop, wait_until};
+use pg_expiry_tests::{Shop, launcher_pid, rss_anon_kb, wait_until, worker_pids, workers};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -84,4 +84,18 @@ fn backlog_is_worked_off() {
     shop.settle();
     shop.assert_invariant();
     assert!(listener.drain().is_empty());
+}
+
+#[test]
+fn worker_is_seen_by_the_server_and_by_the_extension() {
+    let mut shop = Shop::new();
+    let worker = wait_until("a worker that knows of its policy", 10 * SECOND, || {
+        let all = workers(&mut shop.client);
+        let ours = all.iter().find(|worker| worker.database == shop.db.name && worker.policies == 1);
+        ours.cloned().ok_or(all)
+    });
+    assert_eq!(worker.owner, "postgres");
+    assert_eq!(worker_pids(&mut shop.client), [worker.pid]);
+    assert!(launcher_pid(&mut shop.client).is_some());
+    assert!(rss_anon_kb(worker.pid) > 0);
 }
