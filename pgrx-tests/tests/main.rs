@@ -3,3 +3,4 @@
 mod by_hand;
 mod harness;
 mod rules;
+mod smoke;
