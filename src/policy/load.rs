@@ -94,6 +94,23 @@ pub fn peek(name: &str) -> Result<Policy, Error> {
     Ok(resolve(&relation, stored, &Definition::default())?.policy)
 }
 
+/// What loading would come to, and the policy as far as it can be had; changes nothing. For whoever may
+/// act for the owner, and for pg_monitor.
+pub fn look(name: &str) -> Result<(Loaded, Option<Policy>), Error> {
+    let (stored, relation) = match authorized(name) {
+        Err(Error::NotPolicyOwner { .. }) if role::may_act_for(role::PG_MONITOR) => found(name)?,
+        result => result?,
+    };
+    match load_stored(stored.clone(), false) {
+        Loaded::Ready(policy) => Ok((Loaded::Ready(policy.clone()), Some(*policy))),
+        Loaded::Indexing(policy) => Ok((Loaded::Indexing(policy.clone()), Some(*policy))),
+        loaded => {
+            let resolved = xact::subtransaction(|| resolve(&relation, stored, &Definition::default()));
+            Ok((loaded, resolved.ok().and_then(Result::ok).map(|resolved| resolved.policy)))
+        }
+    }
+}
+
 /// Raises unless the policy exists and the current user may act for the owner of its relation.
 pub fn check_may_act_for(name: &str) {
     if let Err(error) = authorized(name) {
@@ -103,12 +120,17 @@ pub fn check_may_act_for(name: &str) {
 
 /// The policy, if the current user may act for the owner of its relation.
 pub(super) fn authorized(name: &str) -> Result<(Stored, Relation), Error> {
-    let unknown = || Error::UnknownPolicy { name: name.into() };
-    let stored = stored::named(name).ok_or_else(unknown)?;
-    let relation = Relation::find(stored.relation).ok_or_else(unknown)?;
+    let (stored, relation) = found(name)?;
     if !role::may_act_for(relation.owner) {
         return Err(Error::NotPolicyOwner { name: name.into(), owner: relation.owner_name });
     }
+    Ok((stored, relation))
+}
+
+fn found(name: &str) -> Result<(Stored, Relation), Error> {
+    let unknown = || Error::UnknownPolicy { name: name.into() };
+    let stored = stored::named(name).ok_or_else(unknown)?;
+    let relation = Relation::find(stored.relation).ok_or_else(unknown)?;
     Ok((stored, relation))
 }
 
