@@ -45,10 +45,10 @@ cp --dereference --preserve=mode,timestamps --update --remove-destination "$bind
 for folder in --pkglibdir --sharedir; do
   mirror "$("$config" "$folder")" "$tree$("$config" "$folder")"
 done
-# A server that was unpacked somewhere brings its own libpq beside its programs.
-libdir=$("$config" --libdir)
-if [[ "$libdir" == "$(dirname "$bindir")"/* ]]; then
-  mkdir -p "$tree$libdir"
-  mirror "$libdir" "$tree$libdir"
-fi
+# A server that was unpacked somewhere brings libraries of its own, and finds them from where it lies.
+ldd "$bindir"/* "$("$config" --pkglibdir)"/*.so 2>/dev/null | awk '$2 == "=>" && $3 ~ "^/" { print $3 }' |
+  xargs realpath --no-symlinks | sort -u | grep -v -E '^(/usr)?/lib' | while read -r library; do
+  mkdir -p "$tree$(dirname "$library")"
+  ln -sfn "$library" "$tree$library"
+done || true # none is left on Debian
 ln -sfn ".$bindir" "$tree/bin"

@@ -18,7 +18,10 @@ fn private_server_has_the_extension_and_all_of_postgres() {
     let mut client = db.connect();
     let preloaded = client.query_one("SHOW shared_preload_libraries", &[]).unwrap();
     assert_eq!(preloaded.get::<_, &str>(0), "pg_expiry");
-    client.batch_execute("CREATE EXTENSION pg_trgm; DO $$BEGIN PERFORM 1; END$$").unwrap();
+    // Needs a library and a file of stop words, beside those of PL/pgSQL.
+    let words = client.query_one("SELECT to_tsvector('english', 'the late orders')::text", &[]).unwrap();
+    assert_eq!(words.get::<_, &str>(0), "'late':2 'order':3");
+    client.batch_execute("DO $$BEGIN PERFORM 1; END$$").unwrap();
     let zones = "SELECT count(*) > 300 FROM pg_timezone_names WHERE abbrev <> ''";
     assert!(client.query_one(zones, &[]).unwrap().get::<_, bool>(0));
     let library = "SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'";

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::serde_json::json;
+use pg_expiry_tests::serde_json::Value;
 
 use crate::screen::say;
 
@@ -44,18 +44,21 @@ pub fn run(client: &mut Client) {
 /// Timeouts of 2 to 5 seconds, one to three different items, and sometimes points.
 fn place_order(client: &mut Client, n: u32) -> (i64, SystemTime) {
     let customer = (n % 3 + 1).cast_signed();
-    let items = match n % 4 {
-        0 => json!({ "tea": 2 }),
-        1 => json!({ "tea": 1, "cup": 4 }),
-        2 => json!({ "pot": 1, "tea": 3, "cup": 2 }),
-        _ => json!({ "cup": 1 }),
+    let items: &[(&str, u32)] = match n % 4 {
+        0 => &[("tea", 2)],
+        1 => &[("tea", 1), ("cup", 4)],
+        2 => &[("pot", 1), ("tea", 3), ("cup", 2)],
+        _ => &[("cup", 1)],
     };
+    let items_json: Value = items.iter().map(|(sku, qty)| (sku.to_string(), Value::from(*qty))).collect();
     let points = if n.is_multiple_of(2) { 25 } else { 0 };
     let seconds = 2.0 + f64::from(n * 7 % 13) * 0.25;
     let sql = "SELECT order_id, pay_by FROM place_order($1, $2, $3, make_interval(secs => $4))";
-    let row = client.query_one(sql, &[&customer, &items, &points, &seconds]).expect("place_order");
+    let row = client.query_one(sql, &[&customer, &items_json, &points, &seconds]).expect("place_order");
     let (id, pay_by) = (row.get(0), row.get(1));
-    say(format_args!("order {id:>2}  placed, {seconds:.2} s to pay: {items}, {points} points"));
+    let items: Vec<String> = items.iter().map(|(sku, qty)| format!("{qty} {sku}")).collect();
+    let items = items.join(", ");
+    say(format_args!("order {id:>2}  placed: {items}, {points} points; to be paid within {seconds:.2} s"));
     (id, pay_by)
 }
 
