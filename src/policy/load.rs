@@ -11,7 +11,7 @@ use super::stored::{self, Stored};
 use super::{Loaded, Policy};
 use crate::error::{Error, PolicyError};
 use crate::pg::caught::PgError;
-use crate::pg::{catalog, role, xact};
+use crate::pg::{catalog, role, wake, xact};
 
 /// The policy of this name; `None`: there is none, or its relation is gone.
 pub fn load(name: &str) -> Option<Loaded> {
@@ -21,6 +21,10 @@ pub fn load(name: &str) -> Option<Loaded> {
 /// Every policy on relations of this owner. Forgets those whose relation has been dropped.
 pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
     stored::forget_dropped();
+    if stored::pass_on(owner) {
+        // The new owner may need a worker.
+        wake::at_commit();
+    }
     stored::all_of(Some(owner))
         .into_iter()
         .map(|stored| (stored.name.clone(), load_stored(stored, !catalog::is_read_only())))
