@@ -24,4 +24,4 @@ CREATE POLICY visible ON progress FOR SELECT USING (
 REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA @extschema@ TO PUBLIC;
-GRANT SELECT ON policy, event, failure, progress, consumer, consumers TO PUBLIC;
+GRANT SELECT ON policy, event, failure, progress, consumer, consumers, status, lateness, workers TO PUBLIC;
