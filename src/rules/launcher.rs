@@ -87,8 +87,11 @@ impl Process {
             }
             (State::Starting, Event::Connected) => State::Running,
             (State::Starting | State::Running, Event::Asked) => State::Leaving,
-            (State::Starting | State::Running | State::Leaving, Event::Ended)
-            | (State::Leaving, Event::Died) => State::Idle,
+            (State::Running, Event::Ended) => {
+                self.not_before = now + rest(1); // it had its reasons
+                State::Idle
+            }
+            (State::Starting | State::Leaving, Event::Ended) | (State::Leaving, Event::Died) => State::Idle,
             (State::Starting, Event::Died) => {
                 // It will not connect the next time either: one line in the log a minute is enough.
                 self.deaths += 1;
