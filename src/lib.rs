@@ -1,11 +1,13 @@
 //! pg_expiry: rows with a deadline are cancelled at their deadline, exactly once, inside PostgreSQL.
 //! This file is the manifest; ARCHITECTURE.md tells how the parts fit.
 
+mod api;
 mod board;
 mod control;
 mod error;
 mod launcher;
 mod pg;
+mod policies;
 mod policy;
 mod rules;
 mod settings;
@@ -26,5 +28,6 @@ pub extern "C-unwind" fn _PG_init() {
 }
 
 pgrx::extension_sql_file!("../sql/schema/tables.sql", name = "tables", bootstrap);
+pgrx::extension_sql_file!("../sql/schema/events.sql", name = "events", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/processes.sql", name = "processes", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/grants.sql", name = "grants", finalize);

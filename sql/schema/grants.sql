@@ -1,5 +1,4 @@
--- Who may see and call what. Row security repeats the rule of expiry.may_see(): the owner of the
--- relation, who may act for him, and pg_monitor.
+-- Who may see what: the owner of the relation, who may act for him, and pg_monitor.
 
 ALTER TABLE policy ENABLE ROW LEVEL SECURITY;
 CREATE POLICY visible ON policy FOR SELECT USING (

@@ -46,20 +46,32 @@ CREATE TABLE binding (
     policy            text PRIMARY KEY,
     database          oid NOT NULL,
     system_identifier bigint NOT NULL,
-    columns           jsonb NOT NULL,
+    deadline_column   smallint,
+    predicate_tree    text,
+    predicate_columns text[],
     function          oid,
+    function_owner    oid,
     index             oid,
-    index_is_ours     boolean NOT NULL DEFAULT false
+    index_name        text,
+    build_failures    int NOT NULL DEFAULT 0,
+    build_failed_at   timestamptz,
+    build_error       text
 );
 
-COMMENT ON TABLE binding IS 'Object numbers behind the names in expiry.policy, valid in one database; not dumped.';
+COMMENT ON TABLE binding IS 'Object numbers behind the names in expiry.policy, valid in one database: how renames are followed. Not dumped.';
 COMMENT ON COLUMN binding.policy IS 'Name of the policy.';
 COMMENT ON COLUMN binding.database IS 'The database in which the policy was made or resumed.';
-COMMENT ON COLUMN binding.system_identifier IS 'The cluster in which function is valid; pg_upgrade changes it.';
-COMMENT ON COLUMN binding.columns IS 'Number of each column that deadline and predicate name: how renames are followed.';
-COMMENT ON COLUMN binding.function IS 'The cancel function''s number.';
-COMMENT ON COLUMN binding.index IS 'The deadline index in use, or the one being built.';
-COMMENT ON COLUMN binding.index_is_ours IS 'Whether pg_expiry built the index, so that drop_policy() drops it.';
+COMMENT ON COLUMN binding.system_identifier IS 'The cluster in which the numbers are valid; pg_upgrade changes it.';
+COMMENT ON COLUMN binding.deadline_column IS 'Number of the deadline column; NULL if a setting names it.';
+COMMENT ON COLUMN binding.predicate_tree IS 'The predicate as PostgreSQL has parsed it; NULL if a setting holds it.';
+COMMENT ON COLUMN binding.predicate_columns IS 'Names of the columns in predicate_tree, as the predicate spells them.';
+COMMENT ON COLUMN binding.function IS 'The cancel function''s number; NULL if a setting names it.';
+COMMENT ON COLUMN binding.function_owner IS 'Who owned the cancel function when the policy was made.';
+COMMENT ON COLUMN binding.index IS 'The deadline index that pg_expiry has built, to be dropped with the policy; a row without a policy waits for that.';
+COMMENT ON COLUMN binding.index_name IS 'Name of the index that is being built, written down before.';
+COMMENT ON COLUMN binding.build_failures IS 'Builds that failed since the last one that did not.';
+COMMENT ON COLUMN binding.build_failed_at IS 'When the last build failed.';
+COMMENT ON COLUMN binding.build_error IS 'How the last build failed: SQLSTATE and message.';
 
 CREATE SEQUENCE event_id_seq;
 

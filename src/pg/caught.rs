@@ -27,6 +27,39 @@ impl PgError {
     }
 }
 
+impl PgError {
+    /// Whether it tells of wrong input (data, syntax, names, rights, limits), and not of the state of
+    /// the server or the transaction.
+    pub fn is_about_input(&self) -> bool {
+        ["0A", "22", "42", "54"].iter().any(|class| self.sqlstate.starts_with(class))
+    }
+
+    /// Raises it again, as an ERROR.
+    #[track_caller]
+    pub fn raise(self) -> ! {
+        let code = pgrx::PgSqlErrorCode::from(pack_sqlstate(&self.sqlstate));
+        let mut report = pg_sys::panic::ErrorReport::new(code, self.message, "pg_expiry");
+        if let Some(detail) = self.detail {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = self.hint {
+            report = report.set_hint(hint);
+        }
+        report.report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+}
+
+/// PostgreSQL's packed form of five characters.
+pub fn pack_sqlstate(sqlstate: &str) -> c_int {
+    sqlstate
+        .bytes()
+        .take(5)
+        .enumerate()
+        .map(|(i, byte)| c_int::from(byte.wrapping_sub(b'0') & 0x3f) << (6 * i))
+        .sum()
+}
+
 impl std::fmt::Display for PgError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} (SQLSTATE {})", self.message, self.sqlstate)
@@ -76,7 +109,7 @@ pub(super) fn watching_sqlstates<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Five characters from PostgreSQL's packed form (MAKE_SQLSTATE: five six-bit characters).
-fn unpack_sqlstate(mut code: c_int) -> String {
+pub fn unpack_sqlstate(mut code: c_int) -> String {
     let mut state = String::with_capacity(5);
     for _ in 0..5 {
         state.push(char::from((code & 0x3f) as u8 + b'0'));

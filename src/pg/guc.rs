@@ -4,8 +4,13 @@ use std::ffi::CString;
 
 use pgrx::pg_sys;
 
+/// Sets one setting until the end of the transaction, as SET LOCAL does, with the rights of a superuser.
+pub fn set_local(name: &str, value: &str) {
+    set(name, value, pg_sys::GucAction::GUC_ACTION_LOCAL);
+}
+
 /// Sets one setting at the current nest level, with the rights of a superuser.
-fn set(name: &str, value: &str) {
+fn set(name: &str, value: &str, action: pg_sys::GucAction::Type) {
     let name = CString::new(name).expect("setting names have no NUL");
     let value = CString::new(value).expect("setting values have no NUL");
     // SAFETY: set_config_option copies both strings; it may raise, and nothing here needs a
@@ -16,7 +21,7 @@ fn set(name: &str, value: &str) {
             value.as_ptr(),
             pg_sys::GucContext::PGC_SUSET,
             pg_sys::GucSource::PGC_S_SESSION,
-            pg_sys::GucAction::GUC_ACTION_SAVE,
+            action,
             true,
             0,
             false,
@@ -30,7 +35,7 @@ pub fn with_settings<R>(settings: &[(&str, &str)], f: impl FnOnce() -> R) -> R {
     // SAFETY: opens a nest level of the running transaction.
     let nest = unsafe { pg_sys::NewGUCNestLevel() };
     for (name, value) in settings {
-        set(name, value);
+        set(name, value, pg_sys::GucAction::GUC_ACTION_SAVE);
     }
     let result = f();
     // SAFETY: closes the level opened above; `f` closed those it opened itself.

@@ -23,8 +23,8 @@ pub fn catalog_changed() -> bool {
 }
 
 /// From now on changes of these relations (statistics, mostly) do not count.
-pub fn ignore(relations: &[Oid]) {
-    IGNORED.with_borrow_mut(|ignored| ignored.extend_from_slice(relations));
+pub fn ignore_only(relations: Vec<Oid>) {
+    IGNORED.set(relations);
 }
 
 fn register() {

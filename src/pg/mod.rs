@@ -5,23 +5,30 @@
 //! [`xact::subtransaction`], [`xact::in_transaction`] or [`xact::surviving`], which roll back; nothing
 //! else catches.
 
+pub mod array;
 pub mod bells;
 pub mod bgworker;
+pub mod call;
+pub mod catalog;
 pub mod caught;
 pub mod clock;
 pub mod database;
+pub mod debug_point;
 pub mod guc;
 pub mod hooks;
 pub mod inval;
+pub mod json;
 pub mod latch;
 pub mod lock;
 pub mod log;
 pub mod notify;
+pub mod predicate;
 pub mod preload;
 pub mod role;
 pub mod setting_hooks;
 pub mod shmem;
 pub mod spi;
 pub mod timeout;
+pub mod utility;
 pub mod wake;
 pub mod xact;

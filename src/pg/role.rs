@@ -28,7 +28,8 @@ pub fn current_user() -> Oid {
     unsafe { pg_sys::GetUserId() }
 }
 
-fn identity() -> Identity {
+/// The identity in force.
+pub fn identity() -> Identity {
     let mut current = Identity { user: Oid::INVALID, context: 0 };
     // SAFETY: both out-pointers are valid.
     unsafe { pg_sys::GetUserIdAndSecContext(&raw mut current.user, &raw mut current.context) };

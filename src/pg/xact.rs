@@ -98,6 +98,24 @@ pub fn subtransaction<R>(f: impl FnOnce() -> R) -> Result<R, PgError> {
     }
 }
 
+/// Whether a procedure was called at the top level, outside of a transaction block: only then may it use
+/// [`leaving_transaction`].
+pub fn is_top_level_call(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: `fcinfo` is the running call's; CALL puts a CallContext there (functioncmds.c).
+    unsafe {
+        let context = (*fcinfo).context;
+        !context.is_null()
+            && (*context).type_ == pg_sys::NodeTag::T_CallContext
+            && !(*context.cast::<pg_sys::CallContext>()).atomic
+            && !pg_sys::SPI_inside_nonatomic_context()
+    }
+}
+
+/// Where a loop of ours lets itself be cancelled or terminated.
+pub fn check_for_interrupts() {
+    pg_sys::check_for_interrupts!();
+}
+
 /// For a procedure that manages its own transactions, as VACUUM does: commits the transaction that
 /// CALL has opened, runs `f` outside of any, and opens a new one for CALL to end. Whoever calls it has
 /// seen to it that this is a top-level CALL outside of a transaction block.

@@ -1,6 +1,18 @@
 //! A policy as a Rust value: loaded from `expiry.policy`, with every default filled in and every name
 //! resolved, so that the engine asks the catalog nothing.
 
+pub mod built_index;
+pub mod change;
+mod deadline;
+pub mod definition;
+mod function;
+pub mod index;
+mod key;
+mod load;
+mod relation;
+mod resolve;
+mod stored;
+
 use pgrx::pg_sys::Oid;
 
 use crate::pg::caught::PgError;
@@ -8,7 +20,7 @@ use crate::pg::clock::Timestamp;
 use crate::rules::deadline::DeadlineRule;
 
 /// A policy that can be worked on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub name: String,
     pub relation: Oid,
@@ -20,8 +32,12 @@ pub struct Policy {
     /// `search_path` of a call: the schemas of relation and function, quoted, and `pg_temp` last.
     pub search_path: String,
     pub deadline: DeadlineRule,
-    /// Canonical: columns bare, all else qualified down to operators.
+    /// Number of the deadline column.
+    pub deadline_column: i16,
+    /// Canonical: means the same wherever `search_path` is [`crate::pg::predicate::PINNED_SEARCH_PATH`].
     pub predicate: String,
+    /// The predicate as parsed (pg_node_tree).
+    pub predicate_tree: String,
     pub key: Vec<KeyColumn>,
     pub function: CancelFunction,
     pub channel: String,
@@ -32,10 +48,12 @@ pub struct Policy {
     /// Rows a second; `None`: no limit.
     pub max_rate: Option<u32>,
     pub starts_at: Option<Timestamp>,
+    /// The deadline index, once it is valid.
+    pub index: Option<Oid>,
 }
 
 /// A column of the relation's key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyColumn {
     pub name: String,
     pub type_oid: Oid,
@@ -50,7 +68,7 @@ pub struct KeyColumn {
 }
 
 /// The user's function, checked against the relation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CancelFunction {
     pub oid: Oid,
     /// Qualified name and argument types, as stored.
@@ -104,12 +122,6 @@ pub enum Loaded {
     Stopped(PgError),
 }
 
-/// The owners in this database who have live policies.
-pub fn owners() -> Vec<Oid> {
-    crate::pg::spi::query(
-        "SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_catalog.pg_class c ON c.oid = p.relation
-         WHERE NOT p.paused",
-        &[],
-        |rows, row| rows.expect(row, 0),
-    )
-}
+pub use load::{
+    check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners, peek, with_spare_index,
+};

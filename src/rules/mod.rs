@@ -1,8 +1,15 @@
 //! Pure decisions: no PostgreSQL, no clock, no I/O. pgrx-tests compiles this folder by itself and tests
-//! its properties.
+//! its properties. Times are microseconds.
 
+pub mod backoff;
+pub mod batch_size;
 pub mod deadline;
+pub mod fault;
+pub mod lateness;
 pub mod launcher;
 pub mod names;
+pub mod payload;
+pub mod sweep;
 pub mod throttle;
+pub mod trip;
 pub mod turns;

@@ -1,42 +1,183 @@
-//! One look at the policies of an owner.
+//! One look over all policies of an owner: the worker's pass. The worker is a loop around it; what SQL runs
+//! by hand (`run.rs`) takes the same steps.
+
+use std::collections::HashMap;
 
 use pgrx::pg_sys::Oid;
 
+use super::duty::{Duty, Step};
+use super::progress;
+use crate::board;
+use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::xact;
-use crate::{policy, settings};
+use crate::pg::{catalog, inval, wake, xact};
+use crate::policy::{self, Loaded};
+use crate::settings;
+
+/// Policies are loaded anew after this long at the latest, whatever else happens.
+const RELOAD_US: i64 = 60_000_000;
+
+/// Statistics of these change without end, and nothing of it matters to a policy.
+const OWN_TABLES: [&str; 5] = ["policy", "binding", "event", "failure", "progress"];
+
+pub struct Cycle {
+    owner: Oid,
+    duties: Vec<Duty>,
+    /// Policies that cannot be worked on now, with the state written last.
+    idle: HashMap<String, (&'static str, Option<String>)>,
+    /// Policies that are neither paused nor restored.
+    live: usize,
+    awaits_index: bool,
+    generation: Option<u64>,
+    looks: u64,
+    loaded_at: Timestamp,
+    is_reload_due: bool,
+}
 
 /// What a look came to.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// When to look again.
+    /// When to look again, unless woken.
     pub next_look: Timestamp,
-    /// The earliest deadline that is known.
+    /// The earliest deadline to come, as far as is known.
     pub next_due: Option<Timestamp>,
-    /// Live policies of the owner; with none the worker ends.
+    /// Policies that want a worker; with none the worker may go.
     pub policies: usize,
-}
-
-/// What the worker remembers from one look to the next.
-pub struct Cycle {
-    owner: Oid,
 }
 
 impl Cycle {
     pub fn new(owner: Oid) -> Self {
-        Self { owner }
+        Self {
+            owner,
+            duties: Vec::new(),
+            idle: HashMap::new(),
+            live: 0,
+            awaits_index: false,
+            generation: None,
+            looks: 0,
+            loaded_at: Timestamp(0),
+            is_reload_due: true,
+        }
     }
 
-    pub fn look(&mut self) -> Look {
-        let owners = match xact::in_transaction(BOOTSTRAP_SUPERUSER, policy::owners) {
-            Ok(owners) => owners,
-            Err(error) => panic!("{error}"),
-        };
-        Look {
-            next_look: clock::now().plus_micros(settings::lookahead_ms() * 1_000),
-            next_due: None,
-            policies: owners.iter().filter(|owner| **owner == self.owner).count(),
+    /// The configuration was read again: defaults of policies may have changed.
+    pub fn want_reload(&mut self) {
+        self.is_reload_due = true;
+    }
+
+    /// Cancels what is due, until nothing is.
+    pub fn look(&mut self) -> Result<Look, PgError> {
+        let lookahead_us = settings::lookahead_ms() * 1000;
+        let looks = wake::looks();
+        if std::mem::replace(&mut self.looks, looks) != looks {
+            self.duties.iter_mut().for_each(Duty::want_look);
         }
+        if self.must_reload() {
+            self.reload()?;
+        }
+        if !settings::enabled() {
+            let next_look = clock::now().plus_micros(lookahead_us);
+            return Ok(Look { next_look, next_due: None, policies: self.live });
+        }
+        while self.round()? && !self.must_reload() {}
+        let now = clock::now();
+        for duty in &mut self.duties {
+            duty.progress.write_if_due(&duty.policy.name, now)?;
+        }
+        let next_look =
+            self.duties.iter().map(Duty::next_look).fold(now.plus_micros(lookahead_us), Timestamp::min);
+        let next_look = if self.is_reload_due { now } else { next_look };
+        let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
+        Ok(Look { next_look, next_due, policies: self.live })
+    }
+
+    /// One batch for each policy that has something to do, the latest first; so a backlog of one makes no
+    /// other wait for more than a batch. False when there is nothing to do for any.
+    fn round(&mut self) -> Result<bool, PgError> {
+        self.duties.sort_by_key(|duty| duty.next_deadline().unwrap_or(Timestamp::INFINITY));
+        let mut goes_on = false;
+        for duty in &mut self.duties {
+            match duty.step(usize::MAX) {
+                Step::Again { .. } => goes_on = true,
+                Step::Rest => (),
+                Step::Broken(error) => {
+                    duty.stop(&error);
+                    self.is_reload_due = true;
+                }
+            }
+            duty.progress.write_if_due(&duty.policy.name, clock::now())?;
+        }
+        Ok(goes_on)
+    }
+
+    fn must_reload(&mut self) -> bool {
+        let generation = wake::generation();
+        let changed_by_users = self.generation.replace(generation) != Some(generation);
+        if changed_by_users {
+            for duty in &mut self.duties {
+                duty.want_failures();
+            }
+        }
+        self.is_reload_due |= changed_by_users || inval::catalog_changed() || self.awaits_index;
+        self.is_reload_due |= clock::now().since(self.loaded_at) >= RELOAD_US;
+        self.is_reload_due
+    }
+
+    fn reload(&mut self) -> Result<(), PgError> {
+        let owner = self.owner;
+        let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            inval::ignore_only(
+                OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
+            );
+            let loaded = policy::load_all_of(owner);
+            let spare = policy::with_spare_index(&loaded);
+            (loaded, spare)
+        })?;
+        for name in spare {
+            board::request_index_build(wake::own_database(), &name);
+        }
+        self.loaded_at = clock::now();
+        self.is_reload_due = false;
+        self.awaits_index = false;
+        self.live = 0;
+        let mut known: HashMap<String, Duty> =
+            self.duties.drain(..).map(|duty| (duty.policy.name.clone(), duty)).collect();
+        for (name, loaded) in loaded {
+            if let Loaded::Ready(policy) = loaded {
+                self.live += 1;
+                self.idle.remove(&name);
+                self.duties.push(match known.remove(&name) {
+                    Some(duty) if duty.policy == *policy => duty,
+                    _ => Duty::new(*policy, true),
+                });
+            } else {
+                self.set_aside(name, loaded)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_aside(&mut self, name: String, loaded: Loaded) -> Result<(), PgError> {
+        let (state, reason) = match loaded {
+            Loaded::Paused | Loaded::Restored => return Ok(()),
+            Loaded::Indexing(policy) => {
+                self.awaits_index = true;
+                board::request_index_build(wake::own_database(), &policy.name);
+                ("active", None)
+            }
+            Loaded::Stopped(error) => ("stopped", Some(error.to_string())),
+            Loaded::Ready(_) => unreachable!("has a duty"),
+        };
+        self.live += 1;
+        let shown = (state, reason);
+        if self.idle.get(&name) != Some(&shown) {
+            if let (_, Some(reason)) = &shown {
+                pgrx::warning!("pg_expiry: policy \"{name}\" is stopped: {reason}");
+            }
+            progress::write_state(&name, shown.0, shown.1.clone())?;
+            self.idle.insert(name, shown);
+        }
+        Ok(())
     }
 }

@@ -1,9 +1,19 @@
 //! The processes that the launcher starts: the worker, which serves one owner of one database; the
 //! scout, which sees what a database has; the index builder.
 
-mod cycle;
-mod index;
+pub mod batch;
+pub mod cancel;
+pub mod cycle;
+pub mod duty;
+pub mod event;
+pub mod failure;
+pub mod index;
+pub mod progress;
+pub mod run;
 mod scout;
+pub mod settle;
+pub mod statements;
+pub mod waiting;
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -12,6 +22,7 @@ use self::cycle::{Cycle, Look};
 use crate::board::{self, Assignment, Work};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
+use crate::pg::latch::Woken;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::{bgworker, database, latch, log, wake, xact};
 use crate::rules::throttle::Throttle;
@@ -51,7 +62,7 @@ fn serve(owner: Oid) {
         }
         let (generation, looks) = (wake::generation(), wake::looks());
         bgworker::report_running("looking for due rows");
-        let next_look = match xact::surviving(|| cycle.look()) {
+        let next_look = match xact::surviving(|| cycle.look()).flatten() {
             Ok(Look { policies: 0, .. }) => {
                 board::retire(generation);
                 return;
@@ -70,8 +81,8 @@ fn serve(owner: Oid) {
         bgworker::report_idle("");
         // What came in during the look may have been taken for something else by a statement that
         // waited on the same latch.
-        if wake::looks() == looks {
-            latch::wait_until(next_look);
+        if wake::looks() == looks && latch::wait_until(next_look) == Woken::Reload {
+            cycle.want_reload();
         }
     }
 }

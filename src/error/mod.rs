@@ -1,25 +1,61 @@
 //! Every error that a caller of the SQL surface can get. Each variant knows its SQLSTATE, its message
 //! and what to do about it; a message follows PostgreSQL's error style guide.
 
+mod policy;
+
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
+
+use crate::pg::caught::{PgError, unpack_sqlstate};
+pub use policy::PolicyError;
+
+/// What a report consists of: SQLSTATE, message, detail, hint.
+type Parts = (PgSqlErrorCode, String, Option<String>, Option<String>);
 
 /// Refusals of the SQL surface. Nothing is stored when one is raised.
 #[derive(Debug)]
 pub enum Error {
-    UnknownPolicy { name: String },
-    NotPolicyOwner { name: String, owner: String },
+    UnknownPolicy {
+        name: String,
+    },
+    NotPolicyOwner {
+        name: String,
+        owner: String,
+    },
     InTransactionBlock,
     NotPreloaded,
-    NotDatabaseOwner { name: String },
+    OutOfRange {
+        parameter: &'static str,
+        value: String,
+    },
+    NotDatabaseOwner {
+        name: String,
+    },
     BoardIsFull,
     WorkersStayed,
+    /// A policy that cannot be made, or can no longer work.
+    Policy(PolicyError),
+}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Self {
+        Self::Policy(error)
+    }
+}
+
+/// The same refusal as a value, for a policy that stops.
+impl From<Error> for PgError {
+    fn from(error: Error) -> Self {
+        let (code, message, detail, hint) = error.parts();
+        Self { sqlstate: unpack_sqlstate(code as i32), message, detail, hint }
+    }
 }
 
 impl Error {
-    fn parts(&self) -> (PgSqlErrorCode, String, Option<String>, Option<String>) {
+    fn parts(&self) -> Parts {
         use PgSqlErrorCode as Code;
         match self {
+            Self::Policy(error) => error.parts(),
             Self::UnknownPolicy { name } => (
                 Code::ERRCODE_UNDEFINED_OBJECT,
                 format!("policy \"{name}\" does not exist"),
@@ -30,6 +66,12 @@ impl Error {
                 Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
                 format!("must be owner of the relation of policy \"{name}\""),
                 Some(format!("The relation is owned by role \"{owner}\".")),
+                None,
+            ),
+            Self::OutOfRange { parameter, value } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("{value} is out of range for parameter \"{parameter}\""),
+                None,
                 None,
             ),
             Self::InTransactionBlock => (

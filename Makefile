@@ -1,0 +1,37 @@
+# pg_expiry: everything is set up by itself; `make help` lists the targets.
+# What is built or downloaded goes to target/ (besides Debian's packages and cargo's own cache).
+
+export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+export PATH := $(CARGO_TARGET_DIR)/tools/bin:$(PATH)
+export CARGO_TERM_PROGRESS_WHEN ?= never
+
+# PG is a major version of PostgreSQL, or `all`; by default the one that is there.
+PG ?=
+KEEP ?=
+TESTS ?=
+
+.PHONY: help demo test lint install clean
+
+help:
+	@echo 'make demo [KEEP=1]          the sample shop on a private server; KEEP=1 leaves the server on'
+	@echo 'make test [PG=15|16|17|18|all] [TESTS=name]   the tests, on private servers'
+	@echo 'make lint                   rustfmt and clippy, warnings are errors'
+	@echo 'make install PG_CONFIG=...  release build into that server'
+	@echo 'make clean                  removes what was built'
+
+demo:
+	@scripts/demo.sh '$(PG)' '$(KEEP)'
+
+test:
+	@scripts/test.sh '$(PG)' '$(TESTS)'
+
+lint:
+	@scripts/lint.sh '$(PG)'
+
+install:
+	@scripts/install.sh '$(PG_CONFIG)'
+
+# A server tree is a link to a folder elsewhere when root's servers cannot be run from here.
+clean:
+	@for tree in '$(CARGO_TARGET_DIR)'/pg/*/*; do [ ! -L "$$tree" ] || rm -rf "$$(readlink "$$tree")"; done
+	cargo clean

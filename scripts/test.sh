@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# test.sh [VERSION|all] [FILTER]: the tests, against private servers of that version.
+source "$(dirname "$0")/versions.sh"
+filter=${2:-}
+if [[ "${1:-}" == all ]]; then
+  versions=("${SUPPORTED[@]}")
+else
+  versions=("$(chosen_version "${1:-}")")
+fi
+
+for version in "${versions[@]}"; do
+  scripts/setup.sh "$version"
+  scripts/server.sh "$version" test
+  echo "pg_expiry: testing on $("$(pg_config_of "$version")" --version)"
+  PG_EXPIRY_SERVER="$CARGO_TARGET_DIR/pg/$version/test" cargo test --package pg_expiry_tests -- ${filter:+"$filter"}
+done

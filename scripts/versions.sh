@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Which PostgreSQL is meant: sourced by the other scripts, which `make` calls with
+# CARGO_TARGET_DIR set and target/tools/bin on the PATH.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+SUPPORTED=(15 16 17 18)
+
+fail() {
+  echo "pg_expiry: $*" >&2
+  exit 1
+}
+
+# pg_config_of VERSION: the path of that version's pg_config, nothing when it is not installed.
+# PG15_PG_CONFIG=/path (16, 17, 18 likewise) names a server that is elsewhere.
+pg_config_of() {
+  local named="PG$1_PG_CONFIG" path
+  for path in "${!named:-}" "/usr/lib/postgresql/$1/bin/pg_config" "$(command -v pg_config || true)"; do
+    if [[ -x "$path" && "$(major_version_of "$path")" == "$1" ]]; then
+      echo "$path"
+      return
+    fi
+  done
+}
+
+# major_version_of PG_CONFIG: "PostgreSQL 15.20 (Debian ...)" is 15.
+major_version_of() {
+  "$1" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/'
+}
+
+# chosen_version PG: PG itself, else the first that is installed with its headers, else the
+# first that the system's packages offer, else 15.
+chosen_version() {
+  local version config
+  if [[ -n "$1" ]]; then
+    echo "$1"
+    return
+  fi
+  for version in "${SUPPORTED[@]}"; do
+    config=$(pg_config_of "$version")
+    if [[ -n "$config" && -f "$("$config" --includedir-server)/postgres.h" ]]; then
+      echo "$version"
+      return
+    fi
+  done
+  for version in "${SUPPORTED[@]}"; do
+    if apt-cache show "postgresql-server-dev-$version" >/dev/null 2>&1; then
+      echo "$version"
+      return
+    fi
+  done
+  echo 15
+}
+
+# build_for VERSION: sets the environment in which cargo pgrx and clippy see that server.
+# One PGRX_HOME a version, so that adding one does not re-run bindgen for the others.
+build_for() {
+  export PGRX_HOME="$CARGO_TARGET_DIR/pgrx/$1"
+}

@@ -1,0 +1,119 @@
+//! Look-ups in the system catalogs: with SQL, and for small facts without it.
+
+use std::ffi::CString;
+
+use pgrx::pg_sys::{self, Oid};
+
+use super::predicate::PINNED_SEARCH_PATH;
+use super::spi::{self, Argument, Rows};
+use super::{guc, role};
+
+/// Reads catalogs or our own tables: with a superuser's rights and a search path under which every
+/// unqualified name is of pg_catalog. No user's code may run inside.
+pub fn read<T>(sql: &str, arguments: &[(Oid, Argument)], map: impl FnMut(&Rows<'_>, usize) -> T) -> Vec<T> {
+    role::as_superuser(|| {
+        guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || spi::query(sql, arguments, map))
+    })
+}
+
+/// Runs a statement on our own tables, as [`read`] does; returns how many rows it touched.
+pub fn write(sql: &str, arguments: &[(Oid, Argument)]) -> usize {
+    role::as_superuser(|| {
+        guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || {
+            spi::connected(|spi| spi.run_once(sql, arguments).count)
+        })
+    })
+}
+
+/// The relation `expiry.name`, if the extension's schema has it.
+pub fn expiry_relation(name: &str) -> Option<Oid> {
+    let name = CString::new(name).expect("names have no NUL");
+    // SAFETY: catalog look-ups inside a transaction; both return InvalidOid for what is missing.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"expiry".as_ptr(), true);
+        if schema == Oid::INVALID {
+            return None;
+        }
+        let relation = pg_sys::get_relname_relid(name.as_ptr(), schema);
+        (relation != Oid::INVALID).then_some(relation)
+    }
+}
+
+/// The type under all domains.
+pub fn base_type(type_oid: Oid) -> Oid {
+    // SAFETY: a catalog lookup inside a transaction; so are all below.
+    unsafe { pg_sys::getBaseType(type_oid) }
+}
+
+/// The element type of a true array type.
+pub fn element_type(type_oid: Oid) -> Option<Oid> {
+    // SAFETY: see above.
+    let element = unsafe { pg_sys::get_element_type(type_oid) };
+    (element != Oid::INVALID).then_some(element)
+}
+
+/// Whether an assignment converts `from` to `to` by itself.
+pub fn is_assignable(from: Oid, to: Oid) -> bool {
+    // SAFETY: see above; one input and one target.
+    unsafe {
+        pg_sys::can_coerce_type(
+            1,
+            &raw const from,
+            &raw const to,
+            pg_sys::CoercionContext::COERCION_ASSIGNMENT,
+        )
+    }
+}
+
+/// Whether values of `from` are values of `to` without any conversion.
+pub fn is_same_representation(from: Oid, to: Oid) -> bool {
+    // SAFETY: see above.
+    unsafe { pg_sys::IsBinaryCoercible(from, to) }
+}
+
+/// Whether row-level security would hide rows of `relation` from `user`.
+pub fn is_row_security_active(relation: Oid, user: Oid) -> bool {
+    // SAFETY: see above.
+    let result = unsafe { pg_sys::check_enable_rls(relation, user, true) };
+    result == pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
+}
+
+/// Whether `SET TimeZone` would accept it.
+pub fn is_time_zone(name: &str) -> bool {
+    let Ok(name) = CString::new(name) else { return false };
+    // SAFETY: reads the time zone files; the result lives in a cache of the process.
+    unsafe {
+        let zone = pg_sys::pg_tzset(name.as_ptr());
+        !zone.is_null() && pg_sys::pg_tz_acceptable(zone)
+    }
+}
+
+/// Takes ACCESS SHARE on the relation, until the end of the transaction, if nobody is in the way.
+pub fn try_lock_shared(relation: Oid) -> bool {
+    // SAFETY: inside a transaction; the lock manager takes any number.
+    unsafe { pg_sys::ConditionalLockRelationOid(relation, pg_sys::AccessShareLock as _) }
+}
+
+/// Takes ACCESS SHARE on the relation, until the end of the transaction.
+pub fn lock_shared(relation: Oid) {
+    // SAFETY: see above.
+    unsafe { pg_sys::LockRelationOid(relation, pg_sys::AccessShareLock as _) };
+}
+
+/// The database that we are connected to.
+pub fn database() -> Oid {
+    // SAFETY: a process-global, set when the process connects.
+    unsafe { pg_sys::MyDatabaseId }
+}
+
+/// What tells this cluster from every other.
+pub fn system_identifier() -> i64 {
+    // SAFETY: reads shared memory that is there in every process with a connection.
+    unsafe { pg_sys::GetSystemIdentifier() as i64 }
+}
+
+/// Whether this transaction, or the whole server in recovery, refuses to write.
+pub fn is_read_only() -> bool {
+    // SAFETY: reads a process-global and shared memory.
+    unsafe { pg_sys::XactReadOnly || pg_sys::RecoveryInProgress() }
+}

@@ -1,0 +1,187 @@
+//! The SQL surface of policies: make, change, pause, look.
+
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::pg_sys::Oid;
+
+use crate::error::{Error, PolicyError};
+use crate::pg::clock::Timestamp;
+use crate::policy::change;
+use crate::policy::definition::Definition;
+
+/// What `timeout` is when it is not given: NULL must not pass for that, since somebody who passes NULL
+/// has lost a value.
+const NOT_GIVEN_MONTHS: i32 = -178_000_000 * 12;
+
+fn given_timeout(timeout: Option<Interval>) -> Result<Option<Interval>, Error> {
+    match timeout {
+        None => Err(PolicyError::NullArgument { parameter: "timeout" }.into()),
+        Some(interval) if interval.months() == NOT_GIVEN_MONTHS => Ok(None),
+        given => Ok(given),
+    }
+}
+
+fn or_raise<T>(result: Result<T, Error>) -> T {
+    result.unwrap_or_else(|error| error.raise())
+}
+
+fn timestamp(value: Option<TimestampWithTimeZone>) -> Option<Timestamp> {
+    value.map(|value| Timestamp(value.into()))
+}
+
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION create_policy(
+    relation regclass,
+    deadline text DEFAULT NULL,
+    predicate text DEFAULT NULL,
+    cancel_function text DEFAULT NULL,
+    name text DEFAULT NULL,
+    timeout interval DEFAULT '-178000000 years',
+    time_zone text DEFAULT NULL,
+    epoch text DEFAULT NULL,
+    channel text DEFAULT NULL,
+    notify text DEFAULT NULL,
+    batch_size int DEFAULT NULL,
+    max_attempts int DEFAULT NULL,
+    retry_delay interval DEFAULT NULL,
+    max_rate int DEFAULT NULL,
+    starts_at timestamptz DEFAULT NULL,
+    paused boolean DEFAULT false
+) RETURNS text
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION create_policy(regclass, text, text, text, text, interval, text, text, text, text, int, int, interval, int, timestamptz, boolean) IS
+    'Makes a policy: rows of relation that satisfy predicate are due when their deadline has passed; then cancel_function is called as the owner of the relation. Returns its name. What is not given follows the setting pg_expiry.<parameter>; the default of timeout stands for not given, NULL is refused. Errors: 22004, 22023, 42501, 42601, 42703, 42704, 42710, 42725, 42804, 42809, 42883, 42P01, 42P10, 42P13, 42P17, 55000.';
+")]
+#[allow(clippy::too_many_arguments)] // those of the SQL function
+fn create_policy(
+    relation: Option<Oid>,
+    deadline: Option<String>,
+    predicate: Option<String>,
+    cancel_function: Option<String>,
+    name: Option<String>,
+    timeout: Option<Interval>,
+    time_zone: Option<String>,
+    epoch: Option<String>,
+    channel: Option<String>,
+    notify: Option<String>,
+    batch_size: Option<i32>,
+    max_attempts: Option<i32>,
+    retry_delay: Option<Interval>,
+    max_rate: Option<i32>,
+    starts_at: Option<TimestampWithTimeZone>,
+    paused: Option<bool>,
+) -> String {
+    or_raise(given_timeout(timeout).and_then(|timeout| {
+        let definition = Definition {
+            deadline,
+            predicate,
+            cancel_function,
+            timeout,
+            time_zone,
+            epoch,
+            channel,
+            notify,
+            batch_size,
+            max_attempts,
+            retry_delay,
+            max_rate,
+            starts_at: timestamp(starts_at),
+        };
+        let made = change::create(relation, name, definition, paused.unwrap_or(false))?;
+        Ok(made.policy.name)
+    }))
+}
+
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION alter_policy(
+    name text,
+    deadline text DEFAULT NULL,
+    predicate text DEFAULT NULL,
+    cancel_function text DEFAULT NULL,
+    timeout interval DEFAULT '-178000000 years',
+    time_zone text DEFAULT NULL,
+    epoch text DEFAULT NULL,
+    channel text DEFAULT NULL,
+    notify text DEFAULT NULL,
+    batch_size int DEFAULT NULL,
+    max_attempts int DEFAULT NULL,
+    retry_delay interval DEFAULT NULL,
+    max_rate int DEFAULT NULL,
+    starts_at timestamptz DEFAULT NULL,
+    paused boolean DEFAULT NULL
+) RETURNS void
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION alter_policy(text, text, text, text, interval, text, text, text, text, int, int, interval, int, timestamptz, boolean) IS
+    'Changes the parameters that are given of a policy and leaves the others; the default of timeout stands for not given, NULL is refused. Errors: as create_policy(), and 42704 unknown policy.';
+")]
+#[allow(clippy::too_many_arguments)] // those of the SQL function
+fn alter_policy(
+    name: Option<&str>,
+    deadline: Option<String>,
+    predicate: Option<String>,
+    cancel_function: Option<String>,
+    timeout: Option<Interval>,
+    time_zone: Option<String>,
+    epoch: Option<String>,
+    channel: Option<String>,
+    notify: Option<String>,
+    batch_size: Option<i32>,
+    max_attempts: Option<i32>,
+    retry_delay: Option<Interval>,
+    max_rate: Option<i32>,
+    starts_at: Option<TimestampWithTimeZone>,
+    paused: Option<bool>,
+) {
+    or_raise(given_timeout(timeout).and_then(|timeout| {
+        let given = Definition {
+            deadline,
+            predicate,
+            cancel_function,
+            timeout,
+            time_zone,
+            epoch,
+            channel,
+            notify,
+            batch_size,
+            max_attempts,
+            retry_delay,
+            max_rate,
+            starts_at: timestamp(starts_at),
+        };
+        change::alter(required(name)?, &given, paused)
+    }));
+}
+
+/// A name that must be given.
+fn required(name: Option<&str>) -> Result<&str, Error> {
+    name.ok_or_else(|| PolicyError::NullName.into())
+}
+
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION drop_policy(name text) RETURNS void
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION drop_policy(text) IS
+    'Removes a policy, its failures and counters; its events stay. A deadline index that pg_expiry has built goes too, one that you have built stays. Errors: 42704 unknown policy, 42501 not its owner.';
+")]
+fn drop_policy(name: Option<&str>) {
+    or_raise(required(name).and_then(change::drop));
+}
+
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION pause(name text DEFAULT NULL) RETURNS void
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION pause(text) IS
+    'Pauses a policy, or with NULL all that you may act for: nothing is cancelled until expiry.resume(). Errors: 42704 unknown policy, 42501 not its owner.';
+")]
+fn pause(name: Option<&str>) {
+    or_raise(change::pause(name));
+}
+
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION resume(name text DEFAULT NULL) RETURNS void
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION resume(text) IS
+    'Lets a policy go on that was paused or that came out of a dump or with a cloned database, or with NULL all that you may act for. Errors: 42704 unknown policy, 42501 not its owner, and those of create_policy() if something that it needs is gone.';
+")]
+fn resume(name: Option<&str>) {
+    or_raise(change::resume(name));
+}

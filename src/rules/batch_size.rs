@@ -1,0 +1,70 @@
+//! How many rows the next batch claims: as many as fit the target time, and fewer while a failing row
+//! is hunted down.
+//!
+//! A batch that fails without naming its row is rolled back and halved. The suspects are then the rows of
+//! that batch, in claim order; each success clears some, each failure narrows them down, until a batch of
+//! one fails: that is the row. About twice the work of the batch, whatever its size.
+
+/// Decides sizes from what happened.
+#[derive(Clone, Debug)]
+pub struct BatchSize {
+    cap: usize,
+    /// What fits the target time, as far as is known.
+    fitting: usize,
+    /// Rows among which one makes the batch fail; 0: none known.
+    suspects: usize,
+}
+
+/// A first guess that even a slow function finishes in the target time.
+const FIRST: usize = 32;
+
+impl BatchSize {
+    pub fn new(cap: usize) -> Self {
+        let cap = cap.max(1);
+        Self { cap, fitting: FIRST.min(cap), suspects: 0 }
+    }
+
+    /// The size of the next batch, at least 1.
+    pub fn next(&self) -> usize {
+        match self.suspects {
+            0 => self.fitting,
+            1 => 1,
+            suspects => (suspects / 2).min(self.fitting),
+        }
+    }
+
+    /// A batch of `rows` took `elapsed_us` and committed.
+    pub fn succeeded(&mut self, rows: usize, elapsed_us: i64, target_us: i64) {
+        if self.suspects > 0 {
+            self.suspects = self.suspects.saturating_sub(rows.max(1));
+            return;
+        }
+        if elapsed_us > target_us {
+            self.fitting = (self.fitting / 2).max(1);
+        } else if rows >= self.fitting && elapsed_us <= target_us / 2 {
+            self.fitting = (self.fitting * 2).min(self.cap);
+        }
+    }
+
+    /// A batch of `rows` failed and nobody knows which row it was.
+    pub fn failed(&mut self, rows: usize) {
+        self.suspects = rows.max(1);
+    }
+
+    /// The failing row is known (and will not be claimed again soon): the hunt is over.
+    pub fn found(&mut self) {
+        self.suspects = 0;
+    }
+
+    /// A row failed as number `position` (from 0) of its batch: those before it are known to work.
+    pub fn failed_at(&mut self, position: usize) {
+        self.suspects = 0;
+        self.fitting = self.fitting.min(position.max(1));
+    }
+
+    /// The batch met a lock or a deadlock: claim less at a time, so that checkouts wait less.
+    pub fn collided(&mut self) {
+        self.suspects = 0;
+        self.fitting = (self.fitting / 2).max(1);
+    }
+}

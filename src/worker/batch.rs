@@ -1,0 +1,234 @@
+//! One batch, in one transaction: claim, cancel, settle, record, notify, commit; all of it or nothing.
+//!
+//! When anything fails the whole transaction is rolled back, which also gives up the claim. What is known
+//! about the failure comes out as a value, and is recorded by a transaction of its own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use pgrx::{PgSqlErrorCode, pg_sys};
+
+use super::cancel::{self, Verdict};
+use super::event::{self, Outcome};
+use super::settle;
+use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
+use super::waiting::{self, Key, Waiting};
+use crate::pg::caught::PgError;
+use crate::pg::clock::Timestamp;
+use crate::pg::debug_point::{self, DebugPoint};
+use crate::pg::guc::with_settings;
+use crate::pg::spi::{self, Rows, Spi};
+use crate::pg::{array, json, xact};
+use crate::policy::Policy;
+use crate::settings;
+
+/// How far below the server's deadlock_timeout a worker looks for a deadlock, so that it, not the
+/// customer, gives way.
+const DEADLOCK_TIMEOUT: &str = "20ms";
+
+/// What a batch is to do.
+pub struct Order<'a> {
+    pub policy: &'a Policy,
+    pub statements: &'a Statements,
+    pub waiting: &'a Rc<RefCell<Waiting>>,
+    /// A probe: see [`Which::Youngest`].
+    pub youngest_first: bool,
+    pub floor: Timestamp,
+    pub now: Timestamp,
+    pub limit: usize,
+    /// A worker's session keeps nothing between calls; a client's is its own.
+    pub in_worker: bool,
+}
+
+/// What a committed batch did.
+#[derive(Debug, Default)]
+pub struct Done {
+    pub claimed: usize,
+    pub cancelled: Vec<Key>,
+    pub declined: Vec<Key>,
+    /// Microseconds, of each row with a finite deadline.
+    pub lateness_us: Vec<i64>,
+    /// The deadline of the last row claimed.
+    pub last_deadline: Option<Timestamp>,
+    /// When nothing was claimed: the next deadline to come.
+    pub next_deadline: Option<Timestamp>,
+    /// How long the claim alone took.
+    pub claim_time: Duration,
+}
+
+/// What a batch that was rolled back was doing.
+#[derive(Clone, Debug)]
+pub enum Stage {
+    /// Not the fault of any row: the policy itself does not work.
+    Claiming,
+    /// The call for this row, number `position` of the batch.
+    Calling { key: Key, position: usize },
+    /// Somewhere in a batch of that many rows; `key` is the row if there was but one.
+    Batch { key: Key, rows: usize },
+    /// The function said that it was done with these, and they are still due.
+    LeftDue { keys: Vec<Key> },
+}
+
+#[derive(Debug)]
+pub struct Failed {
+    pub stage: Stage,
+    pub error: PgError,
+    /// The failing call had used up cancel_timeout.
+    pub timed_out: bool,
+}
+
+/// Notes where a batch is, outside of what a rollback undoes.
+pub struct Trace {
+    stage: RefCell<Stage>,
+    since: Cell<Instant>,
+}
+
+impl Trace {
+    fn new() -> Self {
+        Self { stage: RefCell::new(Stage::Claiming), since: Cell::new(Instant::now()) }
+    }
+
+    /// The call for row `position` begins.
+    pub fn calling(&self, position: usize, key: &[u8]) {
+        self.since.set(Instant::now());
+        let mut stage = self.stage.borrow_mut();
+        if let Stage::Calling { key: old, position: at } = &mut *stage {
+            old.clear();
+            old.extend_from_slice(key);
+            *at = position;
+        } else {
+            *stage = Stage::Calling { key: key.to_vec(), position };
+        }
+    }
+
+    /// Something begins that may fail on account of any of the `rows`.
+    pub fn calling_batch(&self, rows: usize, first_key: impl FnOnce() -> Key) {
+        self.since.set(Instant::now());
+        self.set(Stage::Batch { key: if rows == 1 { first_key() } else { Key::new() }, rows });
+    }
+
+    fn set(&self, stage: Stage) {
+        *self.stage.borrow_mut() = stage;
+    }
+}
+
+/// Runs one batch to its commit.
+pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
+    let trace = Trace::new();
+    let lock_timeout = settings::lock_timeout_ms().to_string();
+    let result = xact::in_transaction(order.policy.owner, || {
+        with_settings(
+            &[
+                ("search_path", &order.policy.search_path),
+                ("lock_timeout", &lock_timeout),
+                ("deadlock_timeout", DEADLOCK_TIMEOUT),
+            ],
+            || spi::connected(|spi| steps(spi, order, &trace)),
+        )
+    });
+    let limit_ms = settings::cancel_timeout_ms();
+    result.map_err(|error| Failed {
+        stage: trace.stage.into_inner(),
+        error,
+        timed_out: limit_ms > 0
+            && trace.since.get().elapsed() >= Duration::from_millis(u64::from(limit_ms.unsigned_abs())),
+    })
+}
+
+fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
+    let Order { policy, statements, .. } = order;
+    let which = match order.waiting.borrow().is_empty() {
+        _ if order.youngest_first => Which::Youngest,
+        true => Which::All,
+        false => Which::NotWaiting,
+    };
+    waiting::exclude(order.waiting, order.now);
+    let begun = Instant::now();
+    let limit = i64::try_from(order.limit).unwrap_or(i64::MAX);
+    let claimed = statements.claim(
+        spi,
+        which,
+        &[Some(order.floor.datum()), Some(order.now.datum()), Some(limit.into())],
+    );
+    let claim_time = begun.elapsed();
+    if claimed.is_empty() {
+        let next = statements.next(spi, &[Some(order.now.datum())]);
+        let next_deadline = (!next.is_empty()).then(|| Timestamp(instant(&next, 0, 0)));
+        return Done { claim_time, next_deadline, ..Done::default() };
+    }
+
+    debug_point::reach(DebugPoint::Claimed);
+    let key = |row| claimed.datum(row, KEY_JSON).expect("a key is never NULL");
+    let verdicts = cancel::call(policy, &claimed, order.in_worker, trace);
+    trace.calling_batch(claimed.count, || json::bytes(key(0)));
+    let left = settle::left_due(spi, policy, statements, &claimed, &verdicts, order.now);
+    if !left.is_empty() {
+        trace.set(Stage::LeftDue { keys: left });
+        pgrx::ereport!(
+            ERROR,
+            PgSqlErrorCode::ERRCODE_SQL_ROUTINE_EXCEPTION,
+            "the cancel function left the row due"
+        );
+    }
+    xact::check_deferred_constraints();
+    debug_point::reach(DebugPoint::Called);
+
+    let outcomes: Vec<Outcome> = (0..claimed.count)
+        .filter_map(|row| {
+            let Verdict::Done { data } = verdicts[row] else { return None };
+            Some(Outcome {
+                key: key(row),
+                deadline: claimed.datum(row, DEADLINE).map(|at| Timestamp(at.value() as i64)),
+                stated: claimed.datum(row, STATED).map(|at| Timestamp(at.value() as i64)),
+                data,
+            })
+        })
+        .collect();
+    let occurred_at = event::record(spi, policy, "cancelled", &outcomes);
+
+    debug_point::reach(DebugPoint::Recorded);
+
+    let keys_where = |wanted: bool| -> Vec<Key> {
+        (0..claimed.count)
+            .filter(|row| verdicts[*row].is_done() == wanted)
+            .map(|row| json::bytes(key(row)))
+            .collect()
+    };
+    Done {
+        claimed: claimed.count,
+        declined: keys_where(false),
+        cancelled: keys_where(true),
+        lateness_us: outcomes
+            .iter()
+            .filter_map(|outcome| outcome.deadline.filter(|deadline| deadline.is_finite()))
+            .map(|deadline| occurred_at.since(deadline))
+            .collect(),
+        last_deadline: claimed.datum(claimed.count - 1, DEADLINE).map(|at| Timestamp(at.value() as i64)),
+        next_deadline: None,
+        claim_time,
+    }
+}
+
+fn instant(rows: &Rows<'_>, row: usize, column: usize) -> i64 {
+    rows.datum(row, column).map_or(i64::MAX, |at| at.value() as i64)
+}
+
+/// Which of these keys are of rows that are not due any more.
+pub fn no_longer_due(
+    policy: &Policy,
+    statements: &Statements,
+    keys: &[Key],
+    now: Timestamp,
+) -> Result<Vec<Key>, PgError> {
+    xact::in_transaction(policy.owner, || {
+        spi::connected(|spi| {
+            let asked: Vec<_> = keys.iter().map(|key| Some(json::from_bytes(key))).collect();
+            let asked = array::of(pg_sys::JSONBOID, &asked);
+            let due = statements.recheck(spi, &[Some(now.datum()), Some(asked)]);
+            let due: HashSet<i64> = (0..due.count).map(|row| due.expect(row, 0)).collect();
+            (1..).zip(keys).filter(|(n, _)| !due.contains(n)).map(|(_, key)| key.clone()).collect()
+        })
+    })
+}

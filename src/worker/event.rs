@@ -1,0 +1,132 @@
+//! Writes the durable record of outcomes, and the notifications that push the same records.
+//!
+//! Ids become visible in order: whoever writes events takes one lock before the first id is drawn and
+//! holds it until his transaction has ended, so ids of a later transaction are always greater, and a
+//! reader that has seen N has missed nothing below N. The lock is held for the insert and the commit
+//! only, not while cancel functions run.
+
+use std::cell::OnceCell;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::{Datum, Oid};
+
+use crate::pg::clock::{Timestamp, now};
+use crate::pg::guc::with_settings;
+use crate::pg::spi::{self, Argument, Plan, Spi};
+use crate::pg::{array, catalog, json, lock, notify, role};
+use crate::policy::{Notify, Policy};
+use crate::rules::payload;
+
+/// An outcome that is to be recorded. The values live as long as the batch.
+pub struct Outcome {
+    pub key: Datum,
+    pub deadline: Option<Timestamp>,
+    pub stated: Option<Timestamp>,
+    pub data: Option<Datum>,
+}
+
+const INSERT: &str = r"
+INSERT INTO expiry.event (id, policy, owner, key, kind, deadline, stated_deadline, occurred_at, lateness, data)
+SELECT pg_catalog.nextval('expiry.event_id_seq'), $1, $2, o.key, $3, o.deadline, o.stated, $4,
+       CASE WHEN pg_catalog.isfinite(o.deadline) THEN $4 - o.deadline END, o.data
+FROM ROWS FROM (unnest($5, $6, $7, $8)) WITH ORDINALITY AS o(key, deadline, stated, data, n)
+ORDER BY o.n
+RETURNING id";
+
+thread_local! {
+    /// Planned once a process; never freed, since the process ends without unwinding.
+    static INSERT_PLAN: OnceCell<&'static Plan> = const { OnceCell::new() };
+}
+
+fn insert_plan(spi: &Spi) -> &'static Plan {
+    INSERT_PLAN.with(|plan| {
+        *plan.get_or_init(|| {
+            let types = [
+                pg_sys::TEXTOID,
+                pg_sys::OIDOID,
+                pg_sys::TEXTOID,
+                pg_sys::TIMESTAMPTZOID,
+                pg_sys::JSONBARRAYOID,
+                pg_sys::TIMESTAMPTZARRAYOID,
+                pg_sys::TIMESTAMPTZARRAYOID,
+                pg_sys::JSONBARRAYOID,
+            ];
+            Box::leak(Box::new(spi.prepare(INSERT, &types)))
+        })
+    })
+}
+
+/// Records outcomes of one kind and queues their notifications; to be called inside the transaction that
+/// brought them about, under any identity. Returns when they happened.
+pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome]) -> Timestamp {
+    as_superuser_at_home(|| {
+        let (Some(events), Some(_)) = (catalog::expiry_relation("event"), outcomes.first()) else {
+            return now();
+        };
+        lock::exclusively(events);
+        let occurred_at = now();
+        let column = |element: Oid, value: fn(&Outcome) -> Argument| {
+            let values: Vec<Argument> = outcomes.iter().map(value).collect();
+            Some(array::of(element, &values))
+        };
+        let timestamps = |value: fn(&Outcome) -> Option<Timestamp>| {
+            let values: Vec<Argument> = outcomes.iter().map(|o| value(o).map(Timestamp::datum)).collect();
+            Some(array::of(pg_sys::TIMESTAMPTZOID, &values))
+        };
+        let rows = spi.run(
+            insert_plan(spi),
+            &[
+                spi::text(&policy.name),
+                Some(Datum::from(policy.owner)),
+                spi::text(kind),
+                Some(occurred_at.datum()),
+                column(pg_sys::JSONBOID, |o| Some(o.key)),
+                timestamps(|o| o.deadline),
+                timestamps(|o| o.stated),
+                column(pg_sys::JSONBOID, |o| o.data),
+            ],
+        );
+        if policy.notify != Notify::Off {
+            let ids = (0..rows.count).map(|row| rows.expect::<i64>(row, 0));
+            push(policy, kind, outcomes, ids, occurred_at);
+        }
+        occurred_at
+    })
+}
+
+/// For statements on our own tables, whatever the search path is outside.
+fn as_superuser_at_home<R>(f: impl FnOnce() -> R) -> R {
+    role::as_superuser(|| with_settings(&[("search_path", "pg_catalog, pg_temp")], f))
+}
+
+fn push(
+    policy: &Policy,
+    kind: &str,
+    outcomes: &[Outcome],
+    ids: impl Iterator<Item = i64>,
+    occurred_at: Timestamp,
+) {
+    let finite = |instant: Option<Timestamp>| instant.filter(|t| t.is_finite()).map(|t| t.0);
+    let records = outcomes.iter().zip(ids).map(|(outcome, id)| {
+        let data = outcome.data.map(json::text);
+        payload::one(&payload::Event {
+            id,
+            policy: &policy.name,
+            kind,
+            key: &json::text(outcome.key),
+            deadline_us: finite(outcome.deadline),
+            stated_deadline_us: finite(outcome.stated),
+            occurred_at_us: occurred_at.0,
+            data: data.as_deref(),
+        })
+    });
+    if policy.notify == Notify::Batch {
+        for packet in payload::packed(&records.collect::<Vec<_>>()) {
+            notify::notify(&policy.channel, &packet);
+        }
+    } else {
+        for record in records {
+            notify::notify(&policy.channel, &record);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `CALL expiry.run()`: the worker's pass, by hand, in the caller's session. Needs no preload.
+
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use super::duty::{Duty, Step};
+use super::index;
+use crate::error::Error;
+use crate::pg::caught::PgError;
+use crate::pg::role::BOOTSTRAP_SUPERUSER;
+use crate::pg::{clock, xact};
+use crate::policy::{self, Loaded, Policy};
+
+/// How often a long run says how far it is.
+const NOTICE_PAUSE: Duration = Duration::from_secs(5);
+
+/// The body of the procedure; commits each batch by itself.
+#[pgrx::pg_extern(sql = r"
+CREATE PROCEDURE run(name text DEFAULT NULL, max_rows bigint DEFAULT NULL)
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON PROCEDURE run(text, bigint) IS
+    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. max_rate does not apply.';
+")]
+fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
+    if !xact::is_top_level_call(fcinfo) {
+        Error::InTransactionBlock.raise();
+    }
+    if max_rows.is_some_and(|rows| rows < 0) {
+        Error::OutOfRange { parameter: "max_rows", value: max_rows.unwrap_or_default().to_string() }.raise();
+    }
+    let names = match name {
+        Some(name) => {
+            policy::check_may_act_for(name);
+            vec![name.to_owned()]
+        }
+        None => policy::names_that_one_may_act_for(),
+    };
+    let is_all = name.is_none();
+    let mut left = max_rows.map_or(usize::MAX, |rows| usize::try_from(rows).unwrap_or(usize::MAX));
+    let result =
+        xact::leaving_transaction(|| names.iter().try_for_each(|name| run_policy(name, is_all, &mut left)));
+    if let Err(error) = result {
+        error.raise();
+    }
+}
+
+fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError> {
+    let Some(policy) = ready(name, is_all)? else { return Ok(()) };
+    let mut duty = Duty::new(Policy { max_rate: None, ..policy }, false);
+    let begun = Instant::now();
+    let mut said = begun;
+    let mut done = 0;
+    while *left > 0 {
+        match duty.step(*left) {
+            Step::Again { cancelled } => {
+                *left -= cancelled.min(*left);
+                done += cancelled;
+            }
+            Step::Rest => break,
+            Step::Broken(error) => return Err(error),
+        }
+        xact::check_for_interrupts();
+        if said.elapsed() >= NOTICE_PAUSE {
+            said = Instant::now();
+            let rate = done as u64 / begun.elapsed().as_secs().max(1);
+            pgrx::notice!("policy \"{name}\": {done} rows cancelled so far, {rate} a second");
+        }
+    }
+    duty.progress.write(name, clock::now())
+}
+
+/// The policy, when it can be worked on; of several, those that cannot are passed over.
+fn ready(name: &str, is_all: bool) -> Result<Option<Policy>, PgError> {
+    let load = || xact::in_transaction(BOOTSTRAP_SUPERUSER, || policy::load(name));
+    let mut loaded = load()?;
+    if let Some(Loaded::Indexing(policy)) = &loaded {
+        index::build(policy)?;
+        loaded = load()?;
+    }
+    let refusal = match loaded {
+        Some(Loaded::Ready(policy)) => return Ok(Some(*policy)),
+        None => return Ok(None),
+        Some(Loaded::Stopped(error)) => error,
+        Some(Loaded::Paused) => PgError::new("55000", format!("policy \"{name}\" is paused"))
+            .with_hint("SELECT expiry.resume(name) first."),
+        Some(Loaded::Restored) => {
+            PgError::new("55000", format!("policy \"{name}\" came from a dump or a cloned database"))
+                .with_hint("SELECT expiry.resume(name) if this database is to cancel rows.")
+        }
+        Some(Loaded::Indexing(_)) => {
+            PgError::new("55000", format!("the deadline index of policy \"{name}\" is still being built"))
+                .with_hint("SELECT index_state FROM expiry.status shows when it is done.")
+        }
+    };
+    if is_all { Ok(None) } else { Err(refusal) }
+}

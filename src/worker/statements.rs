@@ -1,0 +1,237 @@
+//! The three statements of a policy: claim, settle, and the look at the next deadline. Their text
+//! depends on the policy alone; their plans are kept.
+//!
+//! They run under the owner's identity with [`settings`]: `pg_catalog` alone on the search path, no
+//! session's time zone, and no plan but the walk along the deadline index.
+
+use std::cell::OnceCell;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::Oid;
+
+use crate::pg::guc::with_settings;
+use crate::pg::spi::{Argument, Plan, Rows, Spi};
+use crate::policy::{Form, KeyColumn, Policy};
+use crate::rules::deadline::literal;
+
+/// The name by which the statements call the row; no column may have it.
+const ROW: &str = "pg_expiry_row";
+
+/// Columns of a claim before the key columns.
+pub const KEY_JSON: usize = 0;
+pub const DEADLINE: usize = 1;
+pub const STATED: usize = 2;
+pub const FIRST_KEY: usize = 3;
+
+/// Which due rows a claim takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// In deadline order.
+    All,
+    /// In deadline order, passing over rows that wait.
+    NotWaiting,
+    /// The latest deadline first, passing over rows that wait: to see whether anything works.
+    Youngest,
+}
+
+pub struct Statements {
+    zone: String,
+    claim: Kept,
+    claim_excluding: Kept,
+    probe: Kept,
+    next: Kept,
+    settle: Kept,
+    recheck: Kept,
+}
+
+struct Kept {
+    sql: String,
+    types: Vec<Oid>,
+    plan: OnceCell<Plan>,
+}
+
+impl Kept {
+    fn new(sql: String, types: Vec<Oid>) -> Self {
+        Self { sql, types, plan: OnceCell::new() }
+    }
+
+    fn run<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+        spi.run(self.plan.get_or_init(|| spi.prepare(&self.sql, &self.types)), arguments)
+    }
+}
+
+impl Statements {
+    pub fn new(policy: &Policy) -> Self {
+        let instants = vec![pg_sys::TIMESTAMPTZOID, pg_sys::TIMESTAMPTZOID, pg_sys::INT8OID];
+        Self {
+            zone: policy.deadline.zone().to_owned(),
+            claim: Kept::new(claim_sql(policy, false, "ASC"), instants.clone()),
+            claim_excluding: Kept::new(claim_sql(policy, true, "ASC"), instants.clone()),
+            probe: Kept::new(claim_sql(policy, true, "DESC"), instants),
+            recheck: Kept::new(recheck_sql(policy), vec![pg_sys::TIMESTAMPTZOID, pg_sys::JSONBARRAYOID]),
+            next: Kept::new(next_sql(policy), vec![pg_sys::TIMESTAMPTZOID]),
+            settle: Kept::new(
+                settle_sql(policy),
+                std::iter::once(pg_sys::TIMESTAMPTZOID)
+                    .chain(policy.key.iter().map(|column| column.array_oid))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// `$1` floor, `$2` now, `$3` most rows. Columns: key as jsonb, deadline, stated deadline, the key
+    /// columns, then the function's arguments where they are not the key columns.
+    pub fn claim<'spi>(&self, spi: &'spi Spi, which: Which, arguments: &[Argument]) -> Rows<'spi> {
+        let statement = match which {
+            Which::All => &self.claim,
+            Which::NotWaiting => &self.claim_excluding,
+            Which::Youngest => &self.probe,
+        };
+        self.along_the_index(|| statement.run(spi, arguments))
+    }
+
+    /// `$1` now, `$2` keys as jsonb. The positions (from 1) of the rows that are due.
+    pub fn recheck<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+        self.along_the_index(|| self.recheck.run(spi, arguments))
+    }
+
+    /// `$1` now. The first deadline after it, if any.
+    pub fn next<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+        self.along_the_index(|| self.next.run(spi, arguments))
+    }
+
+    /// `$1` now, then an array for each key column. The positions (from 1) of the rows that are due.
+    pub fn settle<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+        self.along_the_index(|| self.settle.run(spi, arguments))
+    }
+
+    fn along_the_index<R>(&self, f: impl FnOnce() -> R) -> R {
+        with_settings(
+            &[
+                ("search_path", "pg_catalog, pg_temp"),
+                ("TimeZone", &self.zone),
+                ("row_security", "off"),
+                ("plan_cache_mode", "force_generic_plan"),
+                ("enable_seqscan", "off"),
+                ("enable_bitmapscan", "off"),
+                ("enable_sort", "off"),
+                ("enable_hashjoin", "off"),
+                ("enable_mergejoin", "off"),
+                ("jit", "off"),
+                ("max_parallel_workers_per_gather", "0"),
+            ],
+            f,
+        )
+    }
+}
+
+/// The row's key as jsonb; 64-bit integers and numerics as strings.
+pub fn key_json(key: &[KeyColumn]) -> String {
+    let members: Vec<String> = key
+        .iter()
+        .map(|column| {
+            let name = pgrx::spi::quote_identifier(&column.name);
+            let value = if column.is_json_string {
+                format!("{ROW}.{name}::pg_catalog.text")
+            } else {
+                format!("{ROW}.{name}")
+            };
+            format!("{}, {value}", literal(&column.name))
+        })
+        .collect();
+    format!("pg_catalog.jsonb_build_object({})", members.join(", "))
+}
+
+fn from(policy: &Policy) -> String {
+    let only = if policy.is_partitioned { "" } else { "ONLY " };
+    format!("{only}{} AS {ROW}", policy.relation_sql)
+}
+
+fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
+    let key_json = key_json(&policy.key);
+    let stated = if policy.deadline.timeout.is_zero() {
+        "NULL::pg_catalog.timestamptz".to_owned()
+    } else {
+        policy.deadline.stated()
+    };
+    let mut columns = vec![key_json.clone(), policy.deadline.instant(), stated];
+    for column in &policy.key {
+        columns.push(format!("{ROW}.{}", pgrx::spi::quote_identifier(&column.name)));
+    }
+    match policy.function.form {
+        Form::Row => columns.push(ROW.to_owned()),
+        Form::Key => columns.extend(policy.key.iter().zip(&policy.function.argument_types).map(
+            |(column, type_sql)| format!("{ROW}.{}::{type_sql}", pgrx::spi::quote_identifier(&column.name)),
+        )),
+        Form::Keys => (),
+    }
+    let passes_over =
+        if excluding { format!(" AND NOT expiry.is_waiting({key_json})") } else { String::new() };
+    format!(
+        "SELECT {} FROM {} WHERE ({}) AND {}{passes_over} ORDER BY {ROW}.{} {direction} LIMIT $3 FOR UPDATE OF {ROW} SKIP LOCKED",
+        columns.join(", "),
+        from(policy),
+        policy.predicate,
+        policy.deadline.is_due("$1", "$2"),
+        policy.deadline.column_sql,
+    )
+}
+
+fn next_sql(policy: &Policy) -> String {
+    format!(
+        "SELECT {} FROM {} WHERE ({}) AND {} ORDER BY {ROW}.{} LIMIT 1",
+        policy.deadline.instant(),
+        from(policy),
+        policy.predicate,
+        policy.deadline.is_later("$1"),
+        policy.deadline.column_sql,
+    )
+}
+
+fn settle_sql(policy: &Policy) -> String {
+    let arrays: Vec<String> = (0..policy.key.len()).map(|i| format!("${}", i + 2)).collect();
+    let names: Vec<String> = (0..policy.key.len()).map(|i| format!("pg_expiry_k{i}")).collect();
+    let matches: Vec<String> = policy
+        .key
+        .iter()
+        .zip(&names)
+        .map(|(column, name)| {
+            let column_name = pgrx::spi::quote_identifier(&column.name);
+            format!("{ROW}.{column_name} {} pg_expiry_called.{name}", column.equals_sql)
+        })
+        .collect();
+    format!(
+        "SELECT pg_expiry_called.pg_expiry_n FROM ROWS FROM (unnest({})) WITH ORDINALITY \
+         AS pg_expiry_called ({}, pg_expiry_n) JOIN {} ON {} WHERE ({}) AND {}",
+        arrays.join(", "),
+        names.join(", "),
+        from(policy),
+        matches.join(" AND "),
+        policy.predicate,
+        policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", "$1"),
+    )
+}
+
+fn recheck_sql(policy: &Policy) -> String {
+    let matches: Vec<String> = policy
+        .key
+        .iter()
+        .map(|column| {
+            format!(
+                "{ROW}.{} {} (pg_expiry_asked.key OPERATOR(pg_catalog.->>) {})::{}",
+                pgrx::spi::quote_identifier(&column.name),
+                column.equals_sql,
+                literal(&column.name),
+                column.type_sql
+            )
+        })
+        .collect();
+    format!(
+        "SELECT pg_expiry_asked.n FROM unnest($2) WITH ORDINALITY AS pg_expiry_asked (key, n) \
+         JOIN {} ON {} WHERE ({}) AND {}",
+        from(policy),
+        matches.join(" AND "),
+        policy.predicate,
+        policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", "$1"),
+    )
+}

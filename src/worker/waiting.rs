@@ -1,0 +1,109 @@
+//! Rows that wait for their next attempt. They stay due and at the left edge of the index, so the claim
+//! itself passes over them, before it locks or counts: they hold up nobody, and cost only a sweep.
+//!
+//! Failed rows are also in `expiry.failure`; declined and collided ones are known here only, so that a
+//! new worker asks them at once.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use crate::pg::clock::Timestamp;
+use crate::pg::json;
+
+/// A row's key: the bytes of its jsonb form.
+pub type Key = Vec<u8>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Calls failed so often; in `expiry.failure`.
+    Failed { attempts: u32 },
+    /// The function said no, so often in a row.
+    Declined { times: u32 },
+    /// A lock or a deadlock was in the way, so often in a row.
+    Collided { times: u32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    /// Infinity: quarantined.
+    pub until: Timestamp,
+    pub reason: Reason,
+}
+
+/// The waiting rows of one policy.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    rows: HashMap<Key, Wait>,
+}
+
+impl Waiting {
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub fn set(&mut self, key: Key, wait: Wait) {
+        self.rows.insert(key, wait);
+    }
+
+    pub fn get(&self, key: &[u8]) -> Option<Wait> {
+        self.rows.get(key).copied()
+    }
+
+    pub fn remove(&mut self, key: &[u8]) -> Option<Wait> {
+        self.rows.remove(key)
+    }
+
+    /// The earliest instant at which a row may be asked again.
+    pub fn next(&self) -> Option<Timestamp> {
+        self.rows.values().map(|wait| wait.until).filter(|until| until.is_finite()).min()
+    }
+
+    /// Keys of the rows in `expiry.failure`.
+    pub fn failed(&self) -> impl Iterator<Item = &Key> {
+        self.rows.iter().filter(|(_, wait)| matches!(wait.reason, Reason::Failed { .. })).map(|(key, _)| key)
+    }
+
+    /// Replaces the failed rows by those of the table.
+    pub fn replace_failed(&mut self, rows: impl IntoIterator<Item = (Key, Wait)>) {
+        self.rows.retain(|_, wait| !matches!(wait.reason, Reason::Failed { .. }));
+        self.rows.extend(rows);
+    }
+
+    /// After a sweep that claimed nothing more: rows whose time had come are locked, or not due any more.
+    /// Those known here only are forgotten, the others looked at again after `later`.
+    pub fn postpone(&mut self, now: Timestamp, later: Timestamp) {
+        self.rows.retain(|_, wait| {
+            let had_its_chance = wait.until <= now;
+            if had_its_chance {
+                wait.until = later;
+            }
+            !had_its_chance || matches!(wait.reason, Reason::Failed { .. })
+        });
+    }
+}
+
+thread_local! {
+    /// What `expiry.is_waiting()` looks into while a claim runs.
+    static CLAIMING: RefCell<Option<(Rc<RefCell<Waiting>>, Timestamp)>> = const { RefCell::new(None) };
+}
+
+/// Lets `expiry.is_waiting()` answer for these rows from now on.
+pub fn exclude(waiting: &Rc<RefCell<Waiting>>, now: Timestamp) {
+    CLAIMING.set(Some((Rc::clone(waiting), now)));
+}
+
+/// For the claim's own WHERE. False in every session that is not claiming.
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION is_waiting(key jsonb) RETURNS boolean
+    LANGUAGE c STRICT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION is_waiting(jsonb) IS
+    'Internal: whether the running claim must pass over the row with this key, because it waits for its next attempt. False outside of a claim.';
+")]
+fn is_waiting(key: pgrx::AnyElement) -> bool {
+    CLAIMING.with_borrow(|claiming| {
+        claiming.as_ref().is_some_and(|(waiting, now)| {
+            waiting.borrow().get(&json::bytes(key.datum())).is_some_and(|wait| wait.until > *now)
+        })
+    })
+}
