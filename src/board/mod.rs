@@ -71,8 +71,9 @@ struct Database {
     /// Exists, takes connections, is listed in pg_expiry.databases; false until the launcher has seen it.
     is_open: bool,
     has_extension: bool,
-    /// The generation of its policies when a scout last looked.
+    /// The generation of its policies when a scout last looked; `None`: another must.
     scouted: Option<u64>,
+    scouted_at: Timestamp,
     scout: Process,
     /// The policy whose index is to be built next, or is being built.
     build: Name,
@@ -86,6 +87,7 @@ impl Default for Database {
             is_open: false,
             has_extension: false,
             scouted: None,
+            scouted_at: Timestamp(0),
             scout: Process::default(),
             build: Name::default(),
             builder: Process::default(),
@@ -101,6 +103,8 @@ struct Post {
     owner: Oid,
     /// He has live policies, as far as is known.
     is_wanted: bool,
+    /// The generation of the policies when a scout last found him.
+    generation: u64,
     process: Process,
     /// The worker's bell.
     bell: usize,
@@ -121,6 +125,7 @@ impl Default for Post {
             database: Oid::INVALID,
             owner: Oid::INVALID,
             is_wanted: false,
+            generation: 0,
             process: Process::default(),
             bell: NO_BELL,
             started_at: Timestamp(0),

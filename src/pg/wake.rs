@@ -21,12 +21,21 @@ struct Pending {
     events: bool,
     /// A database that is held off until then.
     held: Option<Oid>,
+    /// A database whose settings have changed.
+    altered: Option<Oid>,
 }
 
 thread_local! {
     static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
     static PENDING: Cell<Pending> = const {
-        Cell::new(Pending { deadlines: false, policies: false, databases: false, events: false, held: None })
+        Cell::new(Pending {
+            deadlines: false,
+            policies: false,
+            databases: false,
+            events: false,
+            held: None,
+            altered: None,
+        })
     };
 }
 
@@ -64,6 +73,11 @@ pub fn events_at_commit() {
 /// Ends the hold on `database` when the transaction ends, one way or the other.
 pub fn release_at_end(database: Oid) {
     pend(|pending| pending.held = Some(database));
+}
+
+/// At the commit the workers of `database` start anew: its settings count for new sessions only.
+pub fn restart_at_commit(database: Oid) {
+    pend(|pending| pending.altered = Some(database));
 }
 
 /// How often policies or failures of this database have changed since the server started.
@@ -122,6 +136,9 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
 fn ring(bells: &Bells, pending: Pending) {
     if pending.policies || pending.deadlines {
         bells.ring_database(own_database(), pending.policies);
+    }
+    if let Some(database) = pending.altered {
+        bells.ask_workers_to_leave(database);
     }
     if pending.databases {
         bells.note_databases_changed();

@@ -83,7 +83,7 @@ impl Cycle {
             let next_look = clock::now().plus_micros(lookahead_us);
             return Ok(Look { next_look, next_due: None, policies: self.live });
         }
-        while self.round()? && !self.must_reload() {}
+        while !board::is_to_leave() && self.round()? && !self.must_reload() {}
         let now = clock::now();
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;

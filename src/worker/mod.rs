@@ -76,7 +76,10 @@ fn serve(owner: Oid) {
                 board::publish(look.next_due, look.policies, looks);
                 look.next_look
             }
-            Err(_) if !has_extension() => return,
+            Err(_) if !has_extension() => {
+                board::retire(generation);
+                return;
+            }
             Err(error) => trouble.wait_after(&error),
         };
         bgworker::report_idle("");
