@@ -1,5 +1,7 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod by_hand;
+mod crash_grid;
 mod harness;
+mod payment_race;
 mod rules;
