@@ -129,7 +129,10 @@ impl Grid {
         self.shop.assert_invariant();
         assert_eq!(self.shop.value::<i64>("SELECT count(*) FROM expiry.event"), self.last_id, "{moment:?}");
         assert_eq!(self.shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 0, "{moment:?}");
-        assert_eq!(worker_pids(&mut self.shop.client).len(), 1, "{moment:?}");
+        wait_until(format_args!("one worker after {moment:?}"), PATIENCE, || {
+            let pids = worker_pids(&mut self.shop.client);
+            if pids.len() == 1 { Ok(()) } else { Err(pids) }
+        });
     }
 }
 
