@@ -3,7 +3,14 @@
 mod by_hand;
 mod claims;
 mod contention;
+mod crash_grid;
+mod deadline_index;
 mod deadlines;
 mod harness;
+mod payment_race;
+mod policies;
+mod policy_errors;
 mod punctual;
+mod rights;
 mod rules;
+mod smoke;

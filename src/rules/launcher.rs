@@ -8,12 +8,14 @@
 //!     Idle ─────────────▶ Starting ─────────▶ Running ─────────▶ Leaving
 //!      ▲                   │  │                │  │               │
 //!      ├────── Ended ──────┼──┼────────────────┘  │               │
-//!      ├────── Ended, Died ┼──┼───────────────────┼───────────────┘
-//!      │           Refused │  │ Died              │ Died
+//!      ├────── Ended, gone ┼──┼───────────────────┼───────────────┘
+//!      │           Refused │  │ gone              │ gone: Died, Terminated
 //!      │                   ▼  └────▶ Resting ◀────┘
 //!      │                NoSlot          │
 //!      │                   └────────────┴──── Registered ──▶ Starting
 //! ```
+//!
+//! Called changes none: it ends the wait in Idle and in Resting.
 
 /// Microseconds since whenever: this file has no clock.
 pub type Micros = i64;
@@ -54,8 +56,12 @@ pub enum Event {
     Asked,
     /// It ended by itself, in order.
     Ended,
-    /// It ended by an error or a signal, or never came.
+    /// Somebody has ended it with a signal, which is no fault of its own.
+    Terminated,
+    /// It ended by an error, or never came.
     Died,
+    /// What it failed at, or had to do, has changed.
+    Called,
 }
 
 /// One process: of an owner, a scout, or an index builder.
@@ -70,7 +76,7 @@ pub struct Process {
     pub since: Micros,
     /// Not to be started before.
     pub not_before: Micros,
-    /// One after the other, each soon after its start.
+    /// Ends that nobody asked for, one after the other, each soon after the start.
     pub deaths: u32,
 }
 
@@ -87,8 +93,12 @@ impl Process {
             }
             (State::Starting, Event::Connected) => State::Running,
             (State::Starting | State::Running, Event::Asked) => State::Leaving,
-            (State::Starting | State::Running | State::Leaving, Event::Ended)
-            | (State::Leaving, Event::Died) => State::Idle,
+            (State::Running, Event::Ended) => {
+                // It had nothing to do. If it is wanted again, and again, it need not hurry.
+                self.count_death(now);
+                State::Idle
+            }
+            (State::Starting | State::Leaving, Event::Ended) | (State::Leaving, Event::Died) => State::Idle,
             (State::Starting, Event::Died) => {
                 // It will not connect the next time either: one line in the log a minute is enough.
                 self.deaths += 1;
@@ -96,10 +106,18 @@ impl Process {
                 State::Resting
             }
             (State::Running, Event::Died) => {
-                self.deaths = if now - self.since > STEADY { 1 } else { self.deaths + 1 };
-                self.not_before = now + rest(self.deaths);
+                self.count_death(now);
                 State::Resting
             }
+            (State::Idle | State::Resting, Event::Called) => {
+                (self.deaths, self.not_before) = (0, 0);
+                self.state
+            }
+            (State::Starting | State::Running, Event::Terminated) => {
+                self.not_before = now + rest(1);
+                State::Resting
+            }
+            (State::Leaving, Event::Terminated) => State::Idle,
             // Too late to matter: a process that was asked connects, one that is gone is asked.
             (state, _) => state,
         };
@@ -110,6 +128,11 @@ impl Process {
         if matches!(next, State::Idle | State::NoSlot | State::Resting) {
             self.pid = 0;
         }
+    }
+
+    fn count_death(&mut self, now: Micros) {
+        self.deaths = if now - self.since > STEADY { 1 } else { self.deaths + 1 };
+        self.not_before = now + rest(self.deaths);
     }
 
     /// Whether there is one, or will be in a moment.
@@ -245,6 +268,19 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_terminated_is_back_soon_every_time() {
+        let mut process = Process::default();
+        let mut now = 0;
+        for _ in 0..9 {
+            process.on(Event::Registered, now);
+            process.on(Event::Connected, now);
+            process.on(Event::Terminated, now + 1);
+            assert_eq!((process.state, process.not_before), (State::Resting, now + 1 + SECOND / 2));
+            now = process.not_before;
+        }
+    }
+
+    #[test]
     fn one_that_cannot_connect_is_tried_once_a_minute() {
         let mut process = process(&[(Event::Registered, 0), (Event::Died, 0)]);
         assert_eq!(process.not_before, 5 * SECOND);
@@ -260,6 +296,16 @@ mod tests {
         assert!(process.can_start(SLOT_RETRY));
         process.on(Event::Registered, SLOT_RETRY);
         assert_eq!((process.state, process.ticket), (State::Starting, 2));
+    }
+
+    #[test]
+    fn a_change_is_answered_at_once() {
+        for event in [Event::Ended, Event::Died] {
+            let mut process = process(&[(Event::Registered, 0), (Event::Connected, 0), (event, 0)]);
+            assert!(!process.can_start(1));
+            process.on(Event::Called, 1);
+            assert!(process.can_start(1));
+        }
     }
 
     #[test]
