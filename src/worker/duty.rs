@@ -6,6 +6,7 @@
 //! optimisation, never the truth: sweeps start at -infinity (see `rules::sweep`).
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use super::batch::{self, Done, Failed, Order, Stage};
@@ -49,8 +50,10 @@ pub struct Duty {
     collisions: u32,
     /// The last claim was not empty: there may be more.
     is_draining: bool,
-    /// Rows that have failed since the last success, for the first time.
-    streak: Vec<Key>,
+    /// Rows that have failed since the last success, for the first time, and until when each waits.
+    streak: Vec<(Key, Wait)>,
+    /// Rows that got their attempts back. Whoever of them fails again after a success is to blame himself.
+    forgiven: HashSet<Key>,
     checked_at: Timestamp,
     push: Push,
     /// What is known of `expiry.failure` may be out of date.
@@ -87,6 +90,7 @@ impl Duty {
             collisions: 0,
             is_draining: false,
             streak: Vec::new(),
+            forgiven: HashSet::new(),
             checked_at: Timestamp(0),
             push: Push::default(),
             reads_failures: true,
@@ -234,11 +238,15 @@ impl Duty {
             self.pauses_until = now.plus_micros(claimed * 1_000_000 / i64::from(rate.max(1)));
         }
         self.floor = match done.last_deadline {
+            // A probe takes the youngest.
+            _ if self.trip.is_tripped() => Timestamp::NEGATIVE_INFINITY,
             Some(last) if done.claimed >= limit => last,
             _ => now,
         };
         if self.trip.is_tripped() {
             pgrx::log!("pg_expiry: policy \"{}\" works again", self.policy.name);
+            // Whoever is in the streak still has only himself to blame.
+            self.waiting.borrow_mut().extend(self.streak.drain(..));
         }
         self.progress.state("active", None);
         self.trip = self.trip.after(Seen::Success, now.0);
@@ -249,6 +257,9 @@ impl Duty {
             self.push.withheld(first);
             self.progress.withheld(done.cancelled.len(), self.push.withheld_after());
         }
+        done.cancelled.iter().for_each(|key| {
+            self.forgiven.remove(key);
+        });
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
             self.decline(key, now);
@@ -379,6 +390,7 @@ impl Duty {
         self.progress.failed(keys.len(), error);
         if self.trip.is_tripped() {
             self.trip = self.trip.after(Seen::Repeat, now.0);
+            self.forgive();
             self.pass_over(keys);
             return Step::Rest;
         }
@@ -393,8 +405,8 @@ impl Duty {
         let mut new = 0;
         for (key, wait) in keys.iter().zip(waits) {
             self.warn_of_row(key, wait, error);
-            if wait.reason == (Reason::Failed { attempts: 1 }) {
-                self.streak.push(key.clone());
+            if wait.reason == (Reason::Failed { attempts: 1 }) && !self.forgiven.remove(key) {
+                self.streak.push((key.clone(), wait));
                 new += 1;
             }
             self.waiting.borrow_mut().set(key.clone(), wait);
@@ -430,7 +442,7 @@ impl Duty {
         );
     }
 
-    /// It is the function's fault, not the rows': they get their attempts back.
+    /// So many rows in a row: it looks like the function's fault. The next probe will tell.
     fn tripped(&mut self, error: &PgError) {
         self.progress.state("tripped", Some(format!("every call fails, the last with: {error}")));
         pgrx::warning!(
@@ -438,12 +450,20 @@ impl Duty {
             self.policy.name,
             self.policy.function.identity,
         );
-        let streak = std::mem::take(&mut self.streak);
-        if let Err(error) = failure::forget(&self.policy.name, &streak) {
-            pgrx::warning!("pg_expiry: policy \"{}\": {error}", self.policy.name);
-        }
-        for key in &streak {
+        // There may be no others to probe with.
+        for (key, _) in &self.streak {
             self.waiting.borrow_mut().remove(key);
         }
+    }
+
+    /// It is the function's fault, not the rows': they get their attempts back.
+    fn forgive(&mut self) {
+        let streak: Vec<Key> = self.streak.drain(..).map(|(key, _)| key).collect();
+        if !streak.is_empty()
+            && let Err(error) = failure::forget(&self.policy.name, &streak)
+        {
+            pgrx::warning!("pg_expiry: policy \"{}\": {error}", self.policy.name);
+        }
+        self.forgiven.extend(streak);
     }
 }

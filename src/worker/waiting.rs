@@ -46,6 +46,10 @@ impl Waiting {
         self.rows.insert(key, wait);
     }
 
+    pub fn extend(&mut self, rows: impl IntoIterator<Item = (Key, Wait)>) {
+        self.rows.extend(rows);
+    }
+
     pub fn get(&self, key: &[u8]) -> Option<Wait> {
         self.rows.get(key).copied()
     }
@@ -67,7 +71,7 @@ impl Waiting {
     /// Replaces the failed rows by those of the table.
     pub fn replace_failed(&mut self, rows: impl IntoIterator<Item = (Key, Wait)>) {
         self.rows.retain(|_, wait| !matches!(wait.reason, Reason::Failed { .. }));
-        self.rows.extend(rows);
+        self.extend(rows);
     }
 
     /// After a sweep that claimed nothing more: rows whose time had come are locked, or not due any more.
