@@ -88,11 +88,14 @@ impl Cycle {
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;
         }
+        self.prune.step(now)?;
         let next_look = self
             .duties
             .iter()
-            .map(Duty::next_look)
-            .fold(now.plus_micros(lookahead_us).min(self.prune.next_at(now)), Timestamp::min);
+            .flat_map(|duty| [Some(duty.next_look()), duty.progress.next_write()])
+            .chain([Some(self.prune.next_at(now))])
+            .flatten()
+            .fold(now.plus_micros(lookahead_us), Timestamp::min);
         let next_look = if self.is_reload_due { now } else { next_look };
         let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
         Ok(Look { next_look, next_due, policies: self.live })
