@@ -183,7 +183,7 @@ fn type_and_schema_of_a_predicate_are_followed() {
         .batch_execute(
             "CREATE SCHEMA old; CREATE TYPE old.state AS ENUM ('open', 'closed');
              CREATE TABLE old.t (id int PRIMARY KEY, s old.state DEFAULT 'open', at timestamptz);
-             CREATE FUNCTION old.f(k int) RETURNS void LANGUAGE sql AS $$ UPDATE t SET s = 'closed' WHERE id = k $$;
+             CREATE FUNCTION old.f(k int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN UPDATE t SET s = 'closed' WHERE id = k; END $$;
              SELECT expiry.create_policy('old.t', 'at', $$s = 'open'$$, 'old.f');
              ALTER SCHEMA old RENAME TO new; ALTER TYPE new.state RENAME TO \"St ate\";
              INSERT INTO new.t VALUES (1, 'open', now())",

@@ -82,7 +82,7 @@ pub enum PolicyError {
     Predicate {
         relation: String,
         text: String,
-        error: PgError,
+        error: Box<PgError>,
     },
     RelationBusy {
         relation: String,
