@@ -98,10 +98,12 @@ pub fn all_of(owner: Option<Oid>) -> Vec<Stored> {
     select(None, owner)
 }
 
-/// Removes policies whose relation has been dropped. Writes nothing if there are none.
+/// Removes policies whose relation has been dropped. Writes nothing if there are none, and waits for
+/// nobody: a worker calls it.
 pub fn forget_dropped() {
     const DROPPED: &str = "SELECT name FROM expiry.policy p \
-                           WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)";
+                           WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation) \
+                           FOR UPDATE SKIP LOCKED";
     if catalog::is_read_only() {
         return;
     }
@@ -115,7 +117,8 @@ pub fn pass_on(owner: Oid) -> bool {
     const PASSED_ON: &str = "\
         SELECT p.name, pg_get_userbyid(c.relowner)::text
         FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
-        WHERE c.relowner <> $1 AND p.owner = pg_get_userbyid($1)";
+        WHERE c.relowner <> $1 AND p.owner = pg_get_userbyid($1)
+        FOR NO KEY UPDATE OF p SKIP LOCKED";
     if catalog::is_read_only() {
         return false;
     }
