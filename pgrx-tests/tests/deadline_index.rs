@@ -251,19 +251,13 @@ fn partitioned_table_with_an_open_checkout() {
     let begun = Instant::now();
     for id in 1_000_000_i64.. {
         let insert = Instant::now();
-        shop.client.execute("INSERT INTO bills VALUES ($1, 'pending', now())", &[&id]).unwrap();
+        shop.client.execute("INSERT INTO bills VALUES ($1, 'paid', now())", &[&id]).unwrap();
         longest = longest.max(insert.elapsed());
-        if begun.elapsed() > 3 * SECOND {
+        if begun.elapsed() > 2 * SECOND {
             break;
         }
     }
     assert!(longest < SECOND / 4, "an insert took {longest:?}");
     open.batch_execute("COMMIT").unwrap();
-    wait_until("all to be closed", 20 * SECOND, || {
-        let row = shop
-            .client
-            .query_one("SELECT count(*) FROM bills WHERE status = 'pending' AND pay_by IS NOT NULL", &[])
-            .unwrap();
-        if row.get::<_, i64>(0) == 0 { Ok(()) } else { Err(row.get::<_, i64>(0)) }
-    });
+    wait_for_value(&mut shop.client, VALID, "valid".to_owned());
 }

@@ -76,6 +76,10 @@ impl Cycle {
         if std::mem::replace(&mut self.looks, looks) != looks {
             self.duties.iter_mut().for_each(Duty::want_look);
         }
+        if !self.idle.is_empty() {
+            // What it waits for becomes known when a transaction starts, and perhaps none would.
+            xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
+        }
         if self.must_reload() {
             self.reload()?;
         }
