@@ -2,4 +2,5 @@
 
 mod by_hand;
 mod harness;
+mod processes;
 mod rules;
