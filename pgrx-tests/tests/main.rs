@@ -1,6 +1,11 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod by_hand;
+mod deadline_index;
 mod harness;
+mod policies;
+mod policy_errors;
 mod processes;
+mod rights;
 mod rules;
+mod smoke;

@@ -18,6 +18,7 @@ use pgrx::pg_sys::Oid;
 
 use crate::pg::bells::{BELLS, Bells, DATABASES, WORKERS};
 use crate::pg::clock::Timestamp;
+use crate::pg::news::NEWS;
 use crate::pg::shmem::{Area, Locked};
 use crate::rules::launcher::Process;
 use crate::settings;
@@ -30,7 +31,7 @@ const POSTS: usize = 1024;
 static BOARD: Locked<Board> = Locked::new(c"pg_expiry board");
 
 /// What `_PG_init` has to ask shared memory for.
-pub static AREAS: [&dyn Area; 2] = [&BOARD, &BELLS];
+pub static AREAS: [&dyn Area; 3] = [&BOARD, &BELLS, &NEWS];
 
 /// A name of at most 63 bytes.
 #[derive(Clone, Copy)]

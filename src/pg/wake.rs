@@ -10,6 +10,7 @@ use pgrx::pg_sys::Oid;
 
 use super::bells::{BELLS, Bells};
 use super::clock::Timestamp;
+use super::news::{NEWS, News};
 
 /// What is to be done when the transaction ends.
 #[derive(Clone, Copy, Default)]
@@ -17,6 +18,7 @@ struct Pending {
     deadlines: bool,
     policies: bool,
     databases: bool,
+    events: bool,
     /// A database that is held off until then.
     held: Option<Oid>,
     /// A database whose settings have changed.
@@ -26,7 +28,14 @@ struct Pending {
 thread_local! {
     static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
     static PENDING: Cell<Pending> = const {
-        Cell::new(Pending { deadlines: false, policies: false, databases: false, held: None, altered: None })
+        Cell::new(Pending {
+            deadlines: false,
+            policies: false,
+            databases: false,
+            events: false,
+            held: None,
+            altered: None,
+        })
     };
 }
 
@@ -54,6 +63,11 @@ pub fn look_at_commit() {
 /// Databases have been made, dropped, renamed or altered.
 pub fn launcher_at_commit() {
     pend(|pending| pending.databases = true);
+}
+
+/// Events have been written: at the commit those who wait for them look.
+pub fn events_at_commit() {
+    pend(|pending| pending.events = true);
 }
 
 /// Ends the hold on `database` when the transaction ends, one way or the other.
@@ -100,6 +114,9 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
             if let Some(bells) = BELLS.get() {
                 ring(bells, pending);
                 release(bells, pending);
+            }
+            if pending.events {
+                NEWS.get().into_iter().for_each(News::ring);
             }
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {

@@ -4,11 +4,15 @@
 pub mod batch;
 pub mod cancel;
 pub mod cycle;
+pub mod due;
 pub mod duty;
 pub mod event;
 pub mod failure;
 pub mod index;
+pub mod probe;
 pub mod progress;
+pub mod prune;
+pub mod push;
 pub mod run;
 mod scout;
 pub mod settle;
