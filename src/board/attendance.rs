@@ -7,7 +7,7 @@ use pgrx::pg_sys::Oid;
 use super::plan::{Kind, Task};
 use super::{Board, NO_BELL, Name, Post, change};
 use crate::pg::bells::{BELLS, Bells, WORKERS};
-use crate::pg::bgworker;
+use crate::pg::bgworker::{self, Exit};
 use crate::pg::clock::{self, Timestamp};
 use crate::rules::launcher::{Event, State};
 
@@ -99,10 +99,14 @@ pub fn connected() {
 }
 
 /// Notes the end of this process, for whatever reason. Cannot raise: runs while the process exits.
-pub fn detach(is_orderly: bool) {
+pub fn detach(exit: Exit) {
     let Some(task) = MINE.take() else { return };
     change(|board, bells| {
-        let event = if is_orderly { Event::Ended } else { Event::Died };
+        let event = match exit {
+            Exit::Orderly => Event::Ended,
+            Exit::Terminated => Event::Terminated,
+            Exit::Failed => Event::Died,
+        };
         if let Some(process) = board.process(task) {
             process.on(event, clock::now().0);
         }

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pgrx::bgworkers::BackgroundWorkerBuilder;
@@ -19,7 +20,7 @@ thread_local! {
     /// What the processes run; inherited from the postmaster.
     static LAUNCHER: Cell<fn()> = const { Cell::new(|| ()) };
     static TASK: Cell<fn(u64)> = const { Cell::new(|_| ()) };
-    static AT_EXIT: Cell<fn(bool)> = const { Cell::new(|_| ()) };
+    static AT_EXIT: Cell<fn(Exit)> = const { Cell::new(|_| ()) };
 }
 
 /// Has the postmaster keep one `launcher` process running from the end of recovery on, and notes what
@@ -97,6 +98,26 @@ unsafe extern "C-unwind" {
     fn SignalHandlerForConfigReload(signal: c_int);
 }
 
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, in order.
+    Orderly,
+    /// Somebody has terminated it.
+    Terminated,
+    /// By an error.
+    Failed,
+}
+
+static WAS_TERMINATED: AtomicBool = AtomicBool::new(false);
+
+/// PostgreSQL's own handler, with a note for [`at_exit`].
+extern "C-unwind" fn terminate_self(signal: c_int) {
+    WAS_TERMINATED.store(true, Ordering::Relaxed);
+    // SAFETY: called by the kernel, as `die` expects.
+    unsafe { die(signal) };
+}
+
 /// From here on the process answers signals; before, they wait.
 pub fn unblock_signals() {
     // SAFETY: the main function of a background worker, with PostgreSQL's own handlers. SIGINT keeps
@@ -104,12 +125,12 @@ pub fn unblock_signals() {
     unsafe {
         #[cfg(not(feature = "pg18"))]
         {
-            pg_sys::pqsignal(pg_sys::SIGTERM as c_int, Some(die));
+            pg_sys::pqsignal(pg_sys::SIGTERM as c_int, Some(terminate_self));
             pg_sys::pqsignal(pg_sys::SIGHUP as c_int, Some(SignalHandlerForConfigReload));
         }
         #[cfg(feature = "pg18")]
         {
-            pg_sys::pqsignal_be(pg_sys::SIGTERM as c_int, Some(die));
+            pg_sys::pqsignal_be(pg_sys::SIGTERM as c_int, Some(terminate_self));
             pg_sys::pqsignal_be(pg_sys::SIGHUP as c_int, Some(SignalHandlerForConfigReload));
         }
         pg_sys::BackgroundWorkerUnblockSignals();
@@ -117,9 +138,9 @@ pub fn unblock_signals() {
 }
 
 /// Runs `f` at the end of this process, whatever ends it (only SIGKILL is out of reach, and restarts
-/// the server); `f` is told whether the end is an orderly one. Called before [`connect`], it runs when
+/// the server). Called before [`connect`], it runs when
 /// the transaction is rolled back and the process no longer counts as a session of its database.
-pub fn at_exit(f: fn(bool)) {
+pub fn at_exit(f: fn(Exit)) {
     AT_EXIT.set(f);
     // SAFETY: `exit` cannot raise; shared memory is still attached when it runs.
     unsafe { pg_sys::on_shmem_exit(Some(exit), Datum::null()) };
@@ -127,7 +148,11 @@ pub fn at_exit(f: fn(bool)) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn exit(code: c_int, _argument: Datum) {
-    AT_EXIT.get()(code == 0);
+    AT_EXIT.get()(match code {
+        0 => Exit::Orderly,
+        _ if WAS_TERMINATED.load(Ordering::Relaxed) => Exit::Terminated,
+        _ => Exit::Failed,
+    });
 }
 
 /// Connects to a database, or to none but the shared catalogs, as the bootstrap superuser. Ends the

@@ -8,8 +8,8 @@
 //!     Idle ─────────────▶ Starting ─────────▶ Running ─────────▶ Leaving
 //!      ▲                   │  │                │  │               │
 //!      ├────── Ended ──────┼──┼────────────────┘  │               │
-//!      ├────── Ended, Died ┼──┼───────────────────┼───────────────┘
-//!      │           Refused │  │ Died              │ Died
+//!      ├────── Ended, gone ┼──┼───────────────────┼───────────────┘
+//!      │           Refused │  │ gone              │ gone: Died, Terminated
 //!      │                   ▼  └────▶ Resting ◀────┘
 //!      │                NoSlot          │
 //!      │                   └────────────┴──── Registered ──▶ Starting
@@ -56,7 +56,9 @@ pub enum Event {
     Asked,
     /// It ended by itself, in order.
     Ended,
-    /// It ended by an error or a signal, or never came.
+    /// Somebody has ended it with a signal, which is no fault of its own.
+    Terminated,
+    /// It ended by an error, or never came.
     Died,
     /// What it failed at, or had to do, has changed.
     Called,
@@ -111,6 +113,11 @@ impl Process {
                 (self.deaths, self.not_before) = (0, 0);
                 self.state
             }
+            (State::Starting | State::Running, Event::Terminated) => {
+                self.not_before = now + rest(1);
+                State::Resting
+            }
+            (State::Leaving, Event::Terminated) => State::Idle,
             // Too late to matter: a process that was asked connects, one that is gone is asked.
             (state, _) => state,
         };
@@ -258,6 +265,19 @@ mod tests {
         process.on(Event::Connected, now);
         process.on(Event::Died, now + STEADY + 1);
         assert_eq!(process.deaths, 1, "it has lived for a while");
+    }
+
+    #[test]
+    fn one_that_is_terminated_is_back_soon_every_time() {
+        let mut process = Process::default();
+        let mut now = 0;
+        for _ in 0..9 {
+            process.on(Event::Registered, now);
+            process.on(Event::Connected, now);
+            process.on(Event::Terminated, now + 1);
+            assert_eq!((process.state, process.not_before), (State::Resting, now + 1 + SECOND / 2));
+            now = process.not_before;
+        }
     }
 
     #[test]
