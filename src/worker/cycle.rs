@@ -76,7 +76,7 @@ impl Cycle {
         if std::mem::replace(&mut self.looks, looks) != looks {
             self.duties.iter_mut().for_each(Duty::want_look);
         }
-        if self.must_reload() {
+        if self.must_reload() || self.awaits_index {
             self.reload()?;
         }
         if !settings::enabled() {
@@ -125,7 +125,7 @@ impl Cycle {
                 duty.want_failures();
             }
         }
-        self.is_reload_due |= changed_by_users || inval::catalog_changed() || self.awaits_index;
+        self.is_reload_due |= changed_by_users || inval::catalog_changed();
         self.is_reload_due |= clock::now().since(self.loaded_at) >= RELOAD_US;
         self.is_reload_due
     }
