@@ -1,8 +1,10 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod by_hand;
+mod crash_grid;
 mod deadline_index;
 mod harness;
+mod payment_race;
 mod policies;
 mod policy_errors;
 mod processes;

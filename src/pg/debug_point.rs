@@ -1,8 +1,8 @@
 //! Named points at which a test can hold the process, to kill it there or to make a race a plain test.
 //! Behind the cargo feature `debug_points`; nothing of it is in a release.
 //!
-//! A test holds a point by holding the advisory lock 0x6578706972790000 + the point's number exclusively; the process waits at the point
-//! until it is given up.
+//! A test holds a point by holding the advisory lock 0x6578706972790000 + the point's number exclusively;
+//! the process waits at the point until it is given up, and says so in `pg_stat_activity.query`.
 
 #[derive(Clone, Copy, Debug)]
 pub enum DebugPoint {
@@ -23,16 +23,25 @@ pub fn reach(point: DebugPoint) {
     use pgrx::pg_sys;
     use pgrx::pg_sys::{Datum, InvalidOid, Oid};
 
+    use super::bgworker::report_running;
+    use super::latch;
+
     /// `pg_try_advisory_lock_shared(bigint)` and `pg_advisory_unlock_shared(bigint)` of pg_proc.dat.
     const TRY_LOCK: Oid = Oid::from_u32(2883);
     const UNLOCK: Oid = Oid::from_u32(2885);
     let key = Datum::from(0x6578_7069_7279_0000_i64 + point as i64);
-    // SAFETY: plain function calls inside a transaction; the sleep is short and interruptible.
+    let mut has_waited = false;
+    // SAFETY: plain function calls inside a transaction; the pause ends with the postmaster.
     unsafe {
         while pg_sys::OidFunctionCall1Coll(TRY_LOCK, InvalidOid, key).value() == 0 {
-            pg_sys::check_for_interrupts!();
-            pg_sys::pg_usleep(2_000);
+            if !std::mem::replace(&mut has_waited, true) {
+                report_running(&format!("held at {point:?}"));
+            }
+            latch::pause(2);
         }
         pg_sys::OidFunctionCall1Coll(UNLOCK, InvalidOid, key);
+    }
+    if has_waited {
+        report_running("goes on");
     }
 }
