@@ -88,6 +88,7 @@ impl Cycle {
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;
         }
+        self.prune.step(now)?;
         let next_look = self
             .duties
             .iter()
