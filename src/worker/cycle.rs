@@ -80,7 +80,7 @@ impl Cycle {
             // What it waits for becomes known when a transaction starts, and perhaps none would.
             xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
         }
-        if self.must_reload() {
+        if self.must_reload() || self.reloads_at_next_look {
             self.reload()?;
         }
         if !settings::enabled() {
@@ -132,7 +132,7 @@ impl Cycle {
                 duty.want_failures();
             }
         }
-        self.is_reload_due |= changed_by_users || inval::catalog_changed() || self.reloads_at_next_look;
+        self.is_reload_due |= changed_by_users || inval::catalog_changed();
         self.is_reload_due |= clock::now().since(self.loaded_at) >= RELOAD_US;
         self.is_reload_due
     }
