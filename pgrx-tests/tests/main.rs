@@ -1,7 +1,9 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
+mod backlog_faults;
 mod by_hand;
 mod crash_grid;
+mod failover;
 mod harness;
 mod payment_race;
 mod rules;
