@@ -5,6 +5,7 @@ mod api;
 mod board;
 mod control;
 mod error;
+mod events;
 mod launcher;
 mod pg;
 mod policies;
@@ -30,4 +31,5 @@ pub extern "C-unwind" fn _PG_init() {
 pgrx::extension_sql_file!("../sql/schema/tables.sql", name = "tables", bootstrap);
 pgrx::extension_sql_file!("../sql/schema/events.sql", name = "events", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/processes.sql", name = "processes", requires = ["tables"]);
+pgrx::extension_sql_file!("../sql/schema/views.sql", name = "views", requires = ["tables"]);
 pgrx::extension_sql_file!("../sql/schema/grants.sql", name = "grants", finalize);

@@ -1,12 +1,18 @@
 //! The SQL surface of policies: make, change, pause, look.
 
 use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::iter::TableIterator;
+use pgrx::name;
 use pgrx::pg_sys::Oid;
 
 use crate::error::{Error, PolicyError};
 use crate::pg::clock::Timestamp;
-use crate::policy::change;
+use crate::pg::json::Jsonb;
+use crate::pg::{log, shmem};
 use crate::policy::definition::Definition;
+use crate::policy::{self, Policy, change};
+use crate::worker::due::{self, Count};
+use crate::worker::probe;
 
 /// What `timeout` is when it is not given: NULL must not pass for that, since somebody who passes NULL
 /// has lost a value.
@@ -22,6 +28,19 @@ fn given_timeout(timeout: Option<Interval>) -> Result<Option<Interval>, Error> {
 
 fn or_raise<T>(result: Result<T, Error>) -> T {
     result.unwrap_or_else(|error| error.raise())
+}
+
+/// A policy on an old table would cancel its last ten years in its first second.
+fn tell_what_is_due(policy: &Policy, is_paused: bool) {
+    let count = due::count_or_estimate(policy);
+    if matches!(count, Count::Exactly(0) | Count::About(0)) {
+        return;
+    }
+    let when = if is_paused { "when it is resumed" } else { "as soon as its deadline index is valid" };
+    log::notice(
+        format!("{count} rows of {} are due already under policy \"{}\"", policy.relation_sql, policy.name),
+        format!("They are cancelled {when}. With starts_at, rows whose deadline is older are left alone."),
+    );
 }
 
 fn timestamp(value: Option<TimestampWithTimeZone>) -> Option<Timestamp> {
@@ -86,8 +105,13 @@ fn create_policy(
             max_rate,
             starts_at: timestamp(starts_at),
         };
-        let made = change::create(relation, name, definition, paused.unwrap_or(false))?;
-        Ok(made.policy.name)
+        let is_paused = paused.unwrap_or(false);
+        let policy = change::create(relation, name, definition, is_paused)?;
+        tell_what_is_due(&policy, is_paused);
+        if !shmem::is_available() {
+            Error::NotPreloaded.notice();
+        }
+        Ok(policy.name)
     }))
 }
 
@@ -184,4 +208,65 @@ COMMENT ON FUNCTION resume(text) IS
 ")]
 fn resume(name: Option<&str>) {
     or_raise(change::resume(name));
+}
+
+#[allow(clippy::type_complexity)] // the shape of the rows, as pgrx wants it
+#[pgrx::pg_extern(sql = false)]
+fn preview(
+    name: Option<&str>,
+    max_rows: Option<i64>,
+) -> TableIterator<
+    'static,
+    (name!(key, Jsonb), name!(deadline, Option<TimestampWithTimeZone>), name!(overdue, Option<Interval>)),
+> {
+    let max_rows = max_rows.unwrap_or(100);
+    if max_rows < 0 {
+        Error::OutOfRange { parameter: "max_rows", value: max_rows.to_string() }.raise();
+    }
+    let policy = or_raise(required(name).and_then(policy::peek));
+    TableIterator::new(
+        due::rows(&policy, max_rows)
+            .into_iter()
+            .map(|row| (row.key, row.deadline.and_then(shown), row.overdue_us.and_then(interval))),
+    )
+}
+
+#[allow(clippy::type_complexity)] // the shape of the row, as pgrx wants it
+#[pgrx::pg_extern(sql = false)]
+fn probe(
+    name: &str,
+) -> TableIterator<
+    'static,
+    (
+        name!(state, &'static str),
+        name!(reason, Option<String>),
+        name!(backlog, Option<String>),
+        name!(oldest_overdue, Option<Interval>),
+        name!(next_deadline, Option<TimestampWithTimeZone>),
+        name!(index_state, &'static str),
+    ),
+> {
+    let probe = match probe::of(name) {
+        Err(Error::UnknownPolicy { .. }) => None,
+        result => Some(or_raise(result)),
+    };
+    TableIterator::new(probe.into_iter().map(|probe| {
+        (
+            probe.state,
+            probe.reason,
+            probe.backlog.map(|count| count.to_string()),
+            probe.oldest_overdue_us.and_then(interval),
+            probe.next_deadline.and_then(shown),
+            probe.index_state,
+        )
+    }))
+}
+
+fn shown(timestamp: Timestamp) -> Option<TimestampWithTimeZone> {
+    timestamp.0.try_into().ok()
+}
+
+/// Hours beyond 24 stay hours, as when PostgreSQL extracts an epoch: a day is not always 24 of them.
+fn interval(micros: i64) -> Option<Interval> {
+    Interval::new(0, 0, micros).ok()
 }

@@ -23,6 +23,7 @@ static LOOKAHEAD: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(50);
 static CANCEL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
+static EVENT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(604_800);
 
 static DEADLINE: Text = text(c"");
 static PREDICATE: Text = text(c"");
@@ -76,6 +77,11 @@ pub fn cancel_timeout_ms() -> i32 {
 /// How long a worker waits for a lock; 0: for ever.
 pub fn lock_timeout_ms() -> i32 {
     LOCK_TIMEOUT.get()
+}
+
+/// How long events are kept; 0: for ever.
+pub fn event_retention_s() -> i64 {
+    i64::from(EVENT_RETENTION.get())
 }
 
 pub fn deadline() -> Option<String> {
@@ -200,6 +206,15 @@ pub fn register() {
         &LOCK_TIMEOUT,
         (0, i32::MAX),
         GucFlags::UNIT_MS,
+    );
+
+    int(
+        c"pg_expiry.event_retention",
+        c"How long events are kept.",
+        c"0 means for ever. What a named consumer has not acknowledged is kept up to four times longer.",
+        &EVENT_RETENTION,
+        (0, i32::MAX),
+        GucFlags::UNIT_S,
     );
 
     string(

@@ -11,10 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 pub struct Worker {
     pub database: String,
     pub owner: String,
-    pub pid: i32,
+    /// None: nobody serves the owner at the moment; the state says why.
+    pub pid: Option<i32>,
     pub state: String,
     pub policies: i64,
-    pub started_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
     pub last_pass: Option<DateTime<Utc>>,
 }
 

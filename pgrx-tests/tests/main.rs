@@ -3,7 +3,13 @@
 mod backlog_faults;
 mod by_hand;
 mod crash_grid;
+
+mod deadline_index;
 mod failover;
 mod harness;
 mod payment_race;
+mod policies;
+mod policy_errors;
+mod rights;
 mod rules;
+mod smoke;

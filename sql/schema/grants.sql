@@ -13,6 +13,10 @@ ALTER TABLE failure ENABLE ROW LEVEL SECURITY;
 CREATE POLICY visible ON failure FOR SELECT USING (
     EXISTS (SELECT FROM @extschema@.policy p WHERE p.name OPERATOR(pg_catalog.=) failure.policy));
 
+ALTER TABLE consumer ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON consumer FOR SELECT USING (
+    pg_catalog.pg_has_role(owner, 'USAGE') OR pg_catalog.pg_has_role('pg_monitor', 'USAGE'));
+
 ALTER TABLE progress ENABLE ROW LEVEL SECURITY;
 CREATE POLICY visible ON progress FOR SELECT USING (
     EXISTS (SELECT FROM @extschema@.policy p WHERE p.name OPERATOR(pg_catalog.=) progress.policy));
@@ -20,4 +24,4 @@ CREATE POLICY visible ON progress FOR SELECT USING (
 REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA @extschema@ TO PUBLIC;
-GRANT SELECT ON policy, event, failure, progress TO PUBLIC;
+GRANT SELECT ON policy, event, failure, progress, consumer, consumers, status, lateness, workers TO PUBLIC;

@@ -29,7 +29,6 @@ COMMENT ON COLUMN workers.state IS 'running; starting; leaving; waiting (for its
 COMMENT ON COLUMN workers.policies IS 'Policies that it serves.';
 COMMENT ON COLUMN workers.started_at IS 'When the process started.';
 COMMENT ON COLUMN workers.last_pass IS 'When a worker last looked for due rows.';
-GRANT SELECT ON workers TO PUBLIC;
 
 -- The launcher hears of the extension when CREATE EXTENSION commits; without preload the user does.
 CREATE FUNCTION announce() RETURNS void

@@ -135,6 +135,7 @@ CREATE TABLE progress (
     declined               bigint NOT NULL DEFAULT 0,
     failed                 bigint NOT NULL DEFAULT 0,
     withheld_notifications bigint NOT NULL DEFAULT 0,
+    withheld_after         bigint,
     lateness_max_ms        double precision,
     lateness_counts        bigint[] NOT NULL DEFAULT '{}',
     last_error             text,
@@ -150,10 +151,30 @@ COMMENT ON COLUMN progress.cancelled IS 'Rows cancelled.';
 COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
 COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
 COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
+COMMENT ON COLUMN progress.withheld_after IS 'While notifications are withheld: the last event before them.';
 COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
 COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN progress.last_run IS 'When a worker last looked.';
+
+CREATE TABLE consumer (
+    name       text PRIMARY KEY CHECK (length(name) > 0 AND octet_length(name) <= 63),
+    owner      oid NOT NULL,
+    policy     text,
+    acked      bigint NOT NULL,
+    fetched    bigint NOT NULL,
+    fetched_at timestamptz,
+    acked_at   timestamptz
+);
+
+COMMENT ON TABLE consumer IS 'Readers of events whose place the server keeps.';
+COMMENT ON COLUMN consumer.name IS 'Unique in the database; at most 63 bytes.';
+COMMENT ON COLUMN consumer.owner IS 'The role that subscribed.';
+COMMENT ON COLUMN consumer.policy IS 'The policy whose events it reads; NULL: all that the reader may see.';
+COMMENT ON COLUMN consumer.acked IS 'The last event that it has acknowledged.';
+COMMENT ON COLUMN consumer.fetched IS 'The last event that it was given.';
+COMMENT ON COLUMN consumer.fetched_at IS 'When it last fetched.';
+COMMENT ON COLUMN consumer.acked_at IS 'When it last acknowledged.';
 
 SELECT pg_catalog.pg_extension_config_dump('policy', '');
 SELECT pg_catalog.pg_extension_config_dump('failure', '');

@@ -71,6 +71,13 @@ impl Board {
         Some(Assignment { database, work })
     }
 
+    /// Policies may have gone to another owner, who has no worker yet.
+    fn want_scout(&mut self, database: Oid) {
+        if let Some(index) = self.find(database) {
+            self.databases[index].scouted = None;
+        }
+    }
+
     /// The own post, if this process is a worker.
     fn mine(&mut self) -> Option<&mut Post> {
         let task = MINE.get().filter(|task| task.kind == Kind::Worker)?;
@@ -126,13 +133,18 @@ pub fn is_to_leave() -> bool {
 /// How this worker is after a pass. `looks`: the calls that it had seen before the pass.
 pub fn publish(next_due: Option<Timestamp>, policies: usize, looks: u64) {
     change(|board, bells| {
-        if let Some(post) = board.mine() {
-            post.last_pass = Some(clock::now());
-            post.next_due = next_due.unwrap_or(Timestamp::INFINITY);
-            post.policies = u32::try_from(policies).unwrap_or(u32::MAX);
-            post.looks = looks;
+        let Some(post) = board.mine() else { return };
+        let policies = u32::try_from(policies).unwrap_or(u32::MAX);
+        let has_changed = post.last_pass.is_some() && post.policies != policies;
+        post.last_pass = Some(clock::now());
+        post.next_due = next_due.unwrap_or(Timestamp::INFINITY);
+        post.policies = policies;
+        post.looks = looks;
+        let database = post.database;
+        if has_changed {
+            board.want_scout(database);
         }
-        if bells.are_turns_wanted() {
+        if has_changed || bells.are_turns_wanted() {
             bells.ring_launcher();
         }
     });
@@ -146,6 +158,8 @@ pub fn retire(generation: u64) {
         let is_current = bells.find(database).is_some_and(|bell| bell.generation() == generation);
         // If they have changed since, a scout is on its way and says whether he is wanted.
         post.is_wanted &= !is_current;
+        post.policies = 0;
+        board.want_scout(database);
     });
 }
 
@@ -153,14 +167,19 @@ pub fn retire(generation: u64) {
 /// of the policies, before it looked. False when there are more owners than the board has room for.
 pub fn report(owners: Option<&[Oid]>, generation: u64) -> bool {
     let Some(task) = MINE.get() else { return true };
+    let now = clock::now();
     change(|board, _| {
         let Some(database) = board.databases.get_mut(task.index) else { return true };
         database.has_extension = owners.is_some();
-        database.scouted = Some(generation);
+        (database.scouted, database.scouted_at) = (Some(generation), now);
         let database = database.oid;
         let owners = owners.unwrap_or_default();
         for post in board.posts.iter_mut().filter(|post| post.database == database) {
             post.is_wanted = owners.contains(&post.owner);
+            if post.generation != generation {
+                post.generation = generation;
+                post.process.on(Event::Called, now.0);
+            }
         }
         let mut fit = true;
         for owner in owners {
@@ -169,7 +188,7 @@ pub fn report(owners: Option<&[Oid]>, generation: u64) -> bool {
             }
             match board.posts.iter_mut().find(|post| post.owner == Oid::INVALID) {
                 Some(free) => {
-                    *free = Post { database, owner: *owner, is_wanted: true, ..Post::default() };
+                    *free = Post { database, owner: *owner, is_wanted: true, generation, ..Post::default() };
                 }
                 None => fit = false,
             }

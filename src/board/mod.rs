@@ -18,6 +18,7 @@ use pgrx::pg_sys::Oid;
 
 use crate::pg::bells::{BELLS, Bells, DATABASES, WORKERS};
 use crate::pg::clock::Timestamp;
+use crate::pg::news::NEWS;
 use crate::pg::shmem::{Area, Locked};
 use crate::rules::launcher::Process;
 use crate::settings;
@@ -30,7 +31,7 @@ const POSTS: usize = 1024;
 static BOARD: Locked<Board> = Locked::new(c"pg_expiry board");
 
 /// What `_PG_init` has to ask shared memory for.
-pub static AREAS: [&dyn Area; 2] = [&BOARD, &BELLS];
+pub static AREAS: [&dyn Area; 3] = [&BOARD, &BELLS, &NEWS];
 
 /// A name of at most 63 bytes.
 #[derive(Clone, Copy)]
@@ -70,8 +71,9 @@ struct Database {
     /// Exists, takes connections, is listed in pg_expiry.databases; false until the launcher has seen it.
     is_open: bool,
     has_extension: bool,
-    /// The generation of its policies when a scout last looked.
+    /// The generation of its policies when a scout last looked; `None`: another must.
     scouted: Option<u64>,
+    scouted_at: Timestamp,
     scout: Process,
     /// The policy whose index is to be built next, or is being built.
     build: Name,
@@ -85,6 +87,7 @@ impl Default for Database {
             is_open: false,
             has_extension: false,
             scouted: None,
+            scouted_at: Timestamp(0),
             scout: Process::default(),
             build: Name::default(),
             builder: Process::default(),
@@ -100,6 +103,8 @@ struct Post {
     owner: Oid,
     /// He has live policies, as far as is known.
     is_wanted: bool,
+    /// The generation of the policies when a scout last found him.
+    generation: u64,
     process: Process,
     /// The worker's bell.
     bell: usize,
@@ -120,6 +125,7 @@ impl Default for Post {
             database: Oid::INVALID,
             owner: Oid::INVALID,
             is_wanted: false,
+            generation: 0,
             process: Process::default(),
             bell: NO_BELL,
             started_at: Timestamp(0),

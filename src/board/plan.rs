@@ -52,6 +52,9 @@ impl Task {
     }
 }
 
+/// A database is scouted again after this long, even if nobody has said that anything has changed.
+const SCOUT_AGAIN_US: Micros = 600_000_000;
+
 /// What the launcher does next.
 #[derive(Debug, Default)]
 pub struct Plan {
@@ -78,13 +81,14 @@ impl Board {
         (database != Oid::INVALID).then_some(database)
     }
 
-    fn site(&self, bells: &Bells, index: usize) -> Site {
+    fn site(&self, bells: &Bells, index: usize, now: Micros) -> Site {
         let database = &self.databases[index];
         let bell = bells.of(index);
         Site {
             is_allowed: database.is_open && !bell.is_stopped(),
             held_until: bell.held_until().0,
-            needs_scout: database.scouted != Some(bell.generation()),
+            needs_scout: database.scouted != Some(bell.generation())
+                || now - database.scouted_at.0 > SCOUT_AGAIN_US,
             scout: database.scout,
             wants_build: database.has_extension && !database.build.is_empty(),
             builder: database.builder,
@@ -109,7 +113,7 @@ impl Board {
             if self.databases[index].oid == Oid::INVALID {
                 continue;
             }
-            let site = plan_site(&self.site(bells, index), scouts, now);
+            let site = plan_site(&self.site(bells, index, now), scouts, now);
             again(site.again_at);
             served.insert(self.databases[index].oid, (index, site.is_served));
             if site.clear {

@@ -22,7 +22,19 @@ pub enum Error {
         name: String,
         owner: String,
     },
-    InTransactionBlock,
+    InTransactionBlock {
+        procedure: &'static str,
+    },
+    UnknownConsumer {
+        name: String,
+    },
+    DuplicateConsumer {
+        name: String,
+    },
+    AckBeyondFetched {
+        id: i64,
+        fetched: i64,
+    },
     NotPreloaded,
     OutOfRange {
         parameter: &'static str,
@@ -74,11 +86,29 @@ impl Error {
                 None,
                 None,
             ),
-            Self::InTransactionBlock => (
+            Self::InTransactionBlock { procedure } => (
                 Code::ERRCODE_ACTIVE_SQL_TRANSACTION,
-                "CALL expiry.run() cannot run inside a transaction block".into(),
-                Some("It commits each batch, as the worker does.".into()),
+                format!("CALL expiry.{procedure}() cannot run inside a transaction block"),
+                Some("It ends its transactions by itself.".into()),
                 Some("Call it alone, not from a function, a DO block or between BEGIN and COMMIT.".into()),
+            ),
+            Self::UnknownConsumer { name } => (
+                Code::ERRCODE_UNDEFINED_OBJECT,
+                format!("consumer \"{name}\" does not exist"),
+                None,
+                Some("SELECT expiry.subscribe(name) makes one.".into()),
+            ),
+            Self::DuplicateConsumer { name } => (
+                Code::ERRCODE_DUPLICATE_OBJECT,
+                format!("consumer \"{name}\" already exists"),
+                None,
+                None,
+            ),
+            Self::AckBeyondFetched { id, fetched } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("event {id} was not fetched yet"),
+                Some(format!("The last event that this consumer fetched is {fetched}.")),
+                Some("Acknowledge what fetch_events() has returned.".into()),
             ),
             Self::NotPreloaded => (
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

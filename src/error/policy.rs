@@ -65,6 +65,9 @@ pub enum PolicyError {
         column: String,
         column_type: String,
     },
+    VirtualColumn {
+        column: String,
+    },
     NeedsTimeZone {
         column: String,
         column_type: String,
@@ -174,6 +177,10 @@ impl PolicyError {
                 Code::ERRCODE_DATATYPE_MISMATCH,
                 format!("column \"{column}\" of type {column_type} cannot be a deadline"),
             ),
+            Self::VirtualColumn { column } => (
+                Code::ERRCODE_INVALID_OBJECT_DEFINITION,
+                format!("column \"{column}\" is a virtual generated column"),
+            ),
             Self::NeedsTimeZone { column, column_type } => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 format!("column \"{column}\" of type {column_type} needs a time_zone"),
@@ -192,14 +199,14 @@ impl PolicyError {
                 (Code::ERRCODE_LOCK_NOT_AVAILABLE, format!("{relation} is locked by another transaction"))
             }
             Self::UnknownFunction { text, .. } => {
-                (Code::ERRCODE_UNDEFINED_FUNCTION, format!("cancel function {text} does not exist"))
+                (Code::ERRCODE_UNDEFINED_FUNCTION, format!("cancel function \"{text}\" does not exist"))
             }
             Self::FunctionDoesNotFit { identity, .. } => (
                 Code::ERRCODE_UNDEFINED_FUNCTION,
                 format!("arguments of cancel function {identity} do not fit the relation's key"),
             ),
             Self::AmbiguousFunction { text, .. } => {
-                (Code::ERRCODE_AMBIGUOUS_FUNCTION, format!("cancel function {text} is not unique"))
+                (Code::ERRCODE_AMBIGUOUS_FUNCTION, format!("cancel function \"{text}\" is not unique"))
             }
             Self::NotAFunction { identity, kind } => {
                 (Code::ERRCODE_WRONG_OBJECT_TYPE, format!("{identity} is {kind}, not a plain function"))
@@ -277,6 +284,7 @@ impl PolicyError {
                 "A deadline is a timestamptz, or a timestamp or date with time_zone, or a bigint or integer with epoch."
                     .into()
             }
+            Self::VirtualColumn { .. } => "No index can have it. A stored generated column can serve.".into(),
             Self::NeedsTimeZone { .. } => {
                 "Give time_zone => 'Europe/Berlin' or the like, or set pg_expiry.time_zone. A date means the end of that day."
                     .into()

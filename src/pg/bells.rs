@@ -75,12 +75,12 @@ impl Default for Bells {
 pub static BELLS: Lockless<Bells> = Lockless::new(c"pg_expiry bells");
 
 /// The latch of this process, which stays where it is as long as the server runs.
-fn own_latch() -> usize {
+pub(super) fn own_latch() -> usize {
     // SAFETY: a process with shared memory has a PGPROC.
     unsafe { &raw mut (*pg_sys::MyProc).procLatch as usize }
 }
 
-fn ring(latch: &AtomicUsize) {
+pub(super) fn ring(latch: &AtomicUsize) {
     let latch = latch.load(SeqCst);
     if latch != 0 {
         // SAFETY: the address of a latch in an entry of the PGPROC array, which all processes have at

@@ -89,7 +89,7 @@ pub fn start(kind: &str, argument: u64) -> Option<Started> {
         let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         let is_started = pg_sys::RegisterDynamicBackgroundWorker(&raw mut worker, &raw mut handle);
         pg_sys::MemoryContextSwitchTo(context);
-        is_started.then_some(Started(handle))
+        is_started.then(|| Started(handle))
     }
 }
 

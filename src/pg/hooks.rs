@@ -41,6 +41,8 @@ enum Meaning {
     Needs(Option<Oid>),
     /// It changes pg_database in another way.
     ChangesDatabases,
+    /// It changes the settings that sessions in this database start with.
+    ChangesSettings(Oid),
     CommitsPrepared,
 }
 
@@ -64,6 +66,7 @@ unsafe extern "C-unwind" fn process_utility(
             wake::launcher_at_commit();
         }
         Meaning::ChangesDatabases => wake::launcher_at_commit(),
+        Meaning::ChangesSettings(database) => wake::restart_at_commit(database),
         Meaning::CommitsPrepared | Meaning::Nothing => {}
     }
     // SAFETY: the arguments that this hook was called with; the previous hook is set once, before this
@@ -133,6 +136,10 @@ unsafe fn meaning(node: *mut pg_sys::Node) -> Meaning {
                     return Meaning::Needs(owned((*alter).dbname));
                 }
                 Meaning::ChangesDatabases
+            }
+            NodeTag::T_AlterDatabaseSetStmt => {
+                let alter = node.cast::<pg_sys::AlterDatabaseSetStmt>();
+                owned((*alter).dbname).map_or(Meaning::Nothing, Meaning::ChangesSettings)
             }
             _ => Meaning::Nothing,
         }

@@ -2,8 +2,10 @@
 
 use std::ffi::CStr;
 
+use pgrx::callconv::{BoxRet, FcInfo};
 use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
+use pgrx::pgrx_sql_entity_graph::metadata::{self, SqlTranslatable};
 
 /// The value's bytes, without the header of its length.
 pub fn bytes(jsonb: Datum) -> Vec<u8> {
@@ -53,4 +55,36 @@ pub fn text_of(bytes: &[u8]) -> String {
     // SAFETY: palloc'd by from_bytes.
     unsafe { pg_sys::pfree(value.cast_mut_ptr()) };
     text
+}
+
+/// A jsonb value, by its [`bytes`], as a result column of an SQL function.
+pub struct Jsonb(pub Vec<u8>);
+
+impl pgrx::IntoDatum for Jsonb {
+    fn into_datum(self) -> Option<Datum> {
+        Some(from_bytes(&self.0))
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::JSONBOID
+    }
+}
+
+// SAFETY: the datum that is returned is a jsonb, as told here.
+unsafe impl SqlTranslatable for Jsonb {
+    const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!(Jsonb);
+    const TYPE_ORIGIN: metadata::TypeOrigin = metadata::TypeOrigin::External;
+    const ARGUMENT_SQL: Result<metadata::SqlMappingRef, metadata::ArgumentError> =
+        Ok(metadata::SqlMappingRef::literal("jsonb"));
+    const RETURN_SQL: Result<metadata::ReturnsRef, metadata::ReturnsError> =
+        Ok(metadata::ReturnsRef::One(metadata::SqlMappingRef::literal("jsonb")));
+}
+
+// SAFETY: see above; the datum is allocated in the memory context of the call.
+unsafe impl BoxRet for Jsonb {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
+        let datum = from_bytes(&self.0);
+        // SAFETY: a valid datum of the declared type.
+        unsafe { fcinfo.return_raw_datum(datum) }
+    }
 }

@@ -1,4 +1,4 @@
-//! Lines in the server's log, for processes that nobody listens to.
+//! Messages that are no errors: lines in the server's log, notices to the client.
 
 use std::borrow::Cow;
 
@@ -18,4 +18,11 @@ pub fn warning(code: PgSqlErrorCode, message: impl Into<Cow<'static, str>>, hint
         report = report.set_hint(hint);
     }
     report.report(PgLogLevel::WARNING);
+}
+
+/// Something that the client should know.
+pub fn notice(message: impl Into<Cow<'static, str>>, detail: impl Into<Cow<'static, str>>) {
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "pg_expiry")
+        .set_detail(detail.into())
+        .report(PgLogLevel::NOTICE);
 }

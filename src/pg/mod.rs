@@ -21,6 +21,7 @@ pub mod json;
 pub mod latch;
 pub mod lock;
 pub mod log;
+pub mod news;
 pub mod notify;
 pub mod predicate;
 pub mod preload;

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char};
 
+use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 
 unsafe extern "C-unwind" {
@@ -18,3 +19,13 @@ pub fn notify(channel: &str, payload: &str) {
     // nothing that needs a destructor.
     unsafe { pg_guard_ffi_boundary(|| Async_Notify(channel.as_ptr(), payload.as_ptr())) };
 }
+
+/// How much of the notification queue is in use, 0 to 1.
+pub fn queue_usage() -> f64 {
+    // SAFETY: the SQL function takes no arguments and looks at none; it returns a float8.
+    let usage = unsafe { pg_sys::OidFunctionCall0Coll(PG_NOTIFICATION_QUEUE_USAGE, pg_sys::InvalidOid) };
+    f64::from_bits(usage.value() as u64)
+}
+
+/// `pg_notification_queue_usage()` of pg_proc.dat.
+const PG_NOTIFICATION_QUEUE_USAGE: pg_sys::Oid = pg_sys::Oid::from_u32(3296);

@@ -58,7 +58,7 @@ impl<T: Default + Sync + 'static> Lockless<T> {
     }
 
     /// `None` when the library is not preloaded.
-    pub fn get(&self) -> Option<&T> {
+    pub fn get(&'static self) -> Option<&'static T> {
         is_available().then(|| &**self.0.get())
     }
 }

@@ -10,6 +10,7 @@ use pgrx::pg_sys::Oid;
 
 use super::bells::{BELLS, Bells};
 use super::clock::Timestamp;
+use super::news::{NEWS, News};
 
 /// What is to be done when the transaction ends.
 #[derive(Clone, Copy, Default)]
@@ -17,14 +18,24 @@ struct Pending {
     deadlines: bool,
     policies: bool,
     databases: bool,
+    events: bool,
     /// A database that is held off until then.
     held: Option<Oid>,
+    /// A database whose settings have changed.
+    altered: Option<Oid>,
 }
 
 thread_local! {
     static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
     static PENDING: Cell<Pending> = const {
-        Cell::new(Pending { deadlines: false, policies: false, databases: false, held: None })
+        Cell::new(Pending {
+            deadlines: false,
+            policies: false,
+            databases: false,
+            events: false,
+            held: None,
+            altered: None,
+        })
     };
 }
 
@@ -54,9 +65,19 @@ pub fn launcher_at_commit() {
     pend(|pending| pending.databases = true);
 }
 
+/// Events have been written: at the commit those who wait for them look.
+pub fn events_at_commit() {
+    pend(|pending| pending.events = true);
+}
+
 /// Ends the hold on `database` when the transaction ends, one way or the other.
 pub fn release_at_end(database: Oid) {
     pend(|pending| pending.held = Some(database));
+}
+
+/// At the commit the workers of `database` start anew: its settings count for new sessions only.
+pub fn restart_at_commit(database: Oid) {
+    pend(|pending| pending.altered = Some(database));
 }
 
 /// How often policies or failures of this database have changed since the server started.
@@ -94,6 +115,9 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
                 ring(bells, pending);
                 release(bells, pending);
             }
+            if pending.events {
+                NEWS.get().into_iter().for_each(News::ring);
+            }
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             let pending = PENDING.take();
@@ -112,6 +136,9 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
 fn ring(bells: &Bells, pending: Pending) {
     if pending.policies || pending.deadlines {
         bells.ring_database(own_database(), pending.policies);
+    }
+    if let Some(database) = pending.altered {
+        bells.ask_workers_to_leave(database);
     }
     if pending.databases {
         bells.note_databases_changed();

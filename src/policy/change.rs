@@ -3,22 +3,24 @@
 
 use pgrx::pg_sys::Oid;
 
+use super::Policy;
 use super::built_index;
 use super::definition::Definition;
+use super::index::{self, IndexState};
 use super::load::{authorized, names_that_one_may_act_for};
 use super::relation::Relation;
-use super::resolve::{Resolved, resolve};
+use super::resolve::resolve;
 use super::stored::{self, Binding, Stored};
 use crate::error::{Error, PolicyError};
 use crate::pg::{catalog, role, wake};
 
-/// Makes a policy; returns it.
+/// Makes a policy; returns it, with the deadline index if there is one already.
 pub fn create(
     relation: Option<Oid>,
     name: Option<String>,
     definition: Definition,
     is_paused: bool,
-) -> Result<Resolved, Error> {
+) -> Result<Policy, Error> {
     let oid = relation.ok_or(PolicyError::MissingRelation)?;
     let relation = Relation::find(oid).ok_or(PolicyError::UnknownRelation)?;
     relation.check_kind()?;
@@ -49,7 +51,11 @@ pub fn create(
         return Err(PolicyError::DuplicateName { name: resolved.policy.name }.into());
     }
     wake::at_commit();
-    Ok(resolved)
+    let index = match index::find(&resolved.policy) {
+        IndexState::Valid(index) => Some(index),
+        _ => None,
+    };
+    Ok(Policy { index, ..resolved.policy })
 }
 
 /// The name that was given, else the relation's, else, if a policy on another relation has that, the

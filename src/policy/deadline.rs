@@ -25,6 +25,9 @@ pub fn column<'a>(relation: &'a Relation, text: &str) -> Result<&'a Column, Poli
 /// `given` is what the caller has said just now: that must make sense for the column; a default or
 /// what was said earlier may be beside the point.
 pub fn rule(column: &Column, values: &Values, given: &Definition) -> Result<DeadlineRule, PolicyError> {
+    if column.is_virtual {
+        return Err(PolicyError::VirtualColumn { column: column.name.clone() });
+    }
     let does_not_apply = |parameter, applies_to| PolicyError::DoesNotApply {
         parameter,
         column: column.name.clone(),

@@ -11,7 +11,7 @@ use super::stored::{self, Stored};
 use super::{Loaded, Policy};
 use crate::error::{Error, PolicyError};
 use crate::pg::caught::PgError;
-use crate::pg::{catalog, role, xact};
+use crate::pg::{catalog, role, wake, xact};
 
 /// The policy of this name; `None`: there is none, or its relation is gone.
 pub fn load(name: &str) -> Option<Loaded> {
@@ -21,6 +21,10 @@ pub fn load(name: &str) -> Option<Loaded> {
 /// Every policy on relations of this owner. Forgets those whose relation has been dropped.
 pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
     stored::forget_dropped();
+    if stored::pass_on(owner) {
+        // The new owner may need a worker.
+        wake::at_commit();
+    }
     stored::all_of(Some(owner))
         .into_iter()
         .map(|stored| (stored.name.clone(), load_stored(stored, !catalog::is_read_only())))
@@ -94,6 +98,23 @@ pub fn peek(name: &str) -> Result<Policy, Error> {
     Ok(resolve(&relation, stored, &Definition::default())?.policy)
 }
 
+/// What loading would come to, and the policy as far as it can be had; changes nothing. For whoever may
+/// act for the owner, and for pg_monitor.
+pub fn look(name: &str) -> Result<(Loaded, Option<Policy>), Error> {
+    let (stored, relation) = match authorized(name) {
+        Err(Error::NotPolicyOwner { .. }) if role::may_act_for(role::PG_MONITOR) => found(name)?,
+        result => result?,
+    };
+    match load_stored(stored.clone(), false) {
+        Loaded::Ready(policy) => Ok((Loaded::Ready(policy.clone()), Some(*policy))),
+        Loaded::Indexing(policy) => Ok((Loaded::Indexing(policy.clone()), Some(*policy))),
+        loaded => {
+            let resolved = xact::subtransaction(|| resolve(&relation, stored, &Definition::default()));
+            Ok((loaded, resolved.ok().and_then(Result::ok).map(|resolved| resolved.policy)))
+        }
+    }
+}
+
 /// Raises unless the policy exists and the current user may act for the owner of its relation.
 pub fn check_may_act_for(name: &str) {
     if let Err(error) = authorized(name) {
@@ -103,12 +124,17 @@ pub fn check_may_act_for(name: &str) {
 
 /// The policy, if the current user may act for the owner of its relation.
 pub(super) fn authorized(name: &str) -> Result<(Stored, Relation), Error> {
-    let unknown = || Error::UnknownPolicy { name: name.into() };
-    let stored = stored::named(name).ok_or_else(unknown)?;
-    let relation = Relation::find(stored.relation).ok_or_else(unknown)?;
+    let (stored, relation) = found(name)?;
     if !role::may_act_for(relation.owner) {
         return Err(Error::NotPolicyOwner { name: name.into(), owner: relation.owner_name });
     }
+    Ok((stored, relation))
+}
+
+fn found(name: &str) -> Result<(Stored, Relation), Error> {
+    let unknown = || Error::UnknownPolicy { name: name.into() };
+    let stored = stored::named(name).ok_or_else(unknown)?;
+    let relation = Relation::find(stored.relation).ok_or_else(unknown)?;
     Ok((stored, relation))
 }
 

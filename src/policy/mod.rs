@@ -123,5 +123,5 @@ pub enum Loaded {
 }
 
 pub use load::{
-    check_may_act_for, load, load_all_of, names_that_one_may_act_for, owners, peek, with_spare_index,
+    check_may_act_for, load, load_all_of, look, names_that_one_may_act_for, owners, peek, with_spare_index,
 };

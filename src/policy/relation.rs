@@ -31,6 +31,8 @@ pub struct Column {
     pub type_oid: Oid,
     /// As SQL spells it.
     pub type_sql: String,
+    /// Generated when it is read: no index can have it.
+    pub is_virtual: bool,
 }
 
 const FACTS: &str = "\
@@ -47,7 +49,7 @@ SELECT n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 't'
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1";
 
 const COLUMNS: &str = "\
-SELECT attnum, attname::text, atttypid, format_type(atttypid, atttypmod) FROM pg_attribute
+SELECT attnum, attname::text, atttypid, format_type(atttypid, atttypmod), attgenerated = 'v' FROM pg_attribute
 WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum";
 
 /// A policy on a partitioned table above, or where `$2`, on a partition below.
@@ -92,6 +94,7 @@ impl Relation {
             name: row.expect(n, 1),
             type_oid: row.expect(n, 2),
             type_sql: row.expect(n, 3),
+            is_virtual: row.expect(n, 4),
         });
         Some(relation)
     }

@@ -11,7 +11,7 @@ use super::key;
 use super::relation::{Column, Relation};
 use super::stored::{Binding, Stored};
 use super::{CancelFunction, KeyColumn, Policy, deadline, function};
-use crate::error::PolicyError;
+use crate::error::{Error, PolicyError};
 use crate::pg::caught::PgError;
 use crate::pg::predicate::{self, PINNED_SEARCH_PATH};
 use crate::pg::{catalog, guc, role, xact};
@@ -202,12 +202,12 @@ fn parse_predicate(relation: &Relation, text: &str, origin: Origin) -> Result<Pr
 
 fn write_predicate(relation: &Relation, tree: String) -> Predicate {
     let sql = role::as_user(relation.owner, || predicate::deparse(relation.oid, &tree));
-    let columns = predicate::columns_of(&tree)
-        .iter()
-        .filter_map(|column| relation.column(column.number))
-        .map(|column| column.name.clone())
-        .collect();
-    Predicate { sql, tree, columns }
+    let columns: Vec<&Column> =
+        predicate::columns_of(&tree).iter().filter_map(|column| relation.column(column.number)).collect();
+    if let Some(column) = columns.iter().find(|column| column.is_virtual) {
+        Error::from(PolicyError::VirtualColumn { column: column.name.clone() }).raise();
+    }
+    Predicate { sql, tree, columns: columns.iter().map(|column| column.name.clone()).collect() }
 }
 
 /// The predicate that was parsed before, under the names of today.

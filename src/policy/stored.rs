@@ -113,6 +113,26 @@ pub fn forget_dropped() {
     }
 }
 
+/// Writes down who owns relations now that were this owner's; whether there are any.
+pub fn pass_on(owner: Oid) -> bool {
+    const PASSED_ON: &str = "\
+        SELECT p.name, pg_get_userbyid(c.relowner)::text
+        FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
+        WHERE c.relowner <> $1 AND p.owner = pg_get_userbyid($1)";
+    if catalog::is_read_only() {
+        return false;
+    }
+    let passed_on: Vec<(String, String)> =
+        catalog::read(PASSED_ON, &[(pg_sys::OIDOID, Some(owner.into()))], |row, n| {
+            (row.expect(n, 0), row.expect(n, 1))
+        });
+    for (name, owner) in &passed_on {
+        let arguments = [(pg_sys::TEXTOID, text(name)), (pg_sys::TEXTOID, text(owner))];
+        catalog::write("UPDATE expiry.policy SET owner = $2 WHERE name = $1", &arguments);
+    }
+    !passed_on.is_empty()
+}
+
 /// Removes a policy with all that is kept about it; its events stay, and an index of ours until it is
 /// dropped too. Failures first, as the worker writes them.
 pub fn remove(name: &str) {

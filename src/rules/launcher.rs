@@ -14,6 +14,8 @@
 //!      │                NoSlot          │
 //!      │                   └────────────┴──── Registered ──▶ Starting
 //! ```
+//!
+//! Called changes none: it ends the wait in Idle and in Resting.
 
 /// Microseconds since whenever: this file has no clock.
 pub type Micros = i64;
@@ -58,6 +60,8 @@ pub enum Event {
     Terminated,
     /// It ended by an error, or never came.
     Died,
+    /// What it failed at, or had to do, has changed.
+    Called,
 }
 
 /// One process: of an owner, a scout, or an index builder.
@@ -72,7 +76,7 @@ pub struct Process {
     pub since: Micros,
     /// Not to be started before.
     pub not_before: Micros,
-    /// One after the other, each soon after its start.
+    /// Ends that nobody asked for, one after the other, each soon after the start.
     pub deaths: u32,
 }
 
@@ -89,8 +93,12 @@ impl Process {
             }
             (State::Starting, Event::Connected) => State::Running,
             (State::Starting | State::Running, Event::Asked) => State::Leaving,
-            (State::Starting | State::Running | State::Leaving, Event::Ended)
-            | (State::Leaving, Event::Died) => State::Idle,
+            (State::Running, Event::Ended) => {
+                // It had nothing to do. If it is wanted again, and again, it need not hurry.
+                self.count_death(now);
+                State::Idle
+            }
+            (State::Starting | State::Leaving, Event::Ended) | (State::Leaving, Event::Died) => State::Idle,
             (State::Starting, Event::Died) => {
                 // It will not connect the next time either: one line in the log a minute is enough.
                 self.deaths += 1;
@@ -98,9 +106,12 @@ impl Process {
                 State::Resting
             }
             (State::Running, Event::Died) => {
-                self.deaths = if now - self.since > STEADY { 1 } else { self.deaths + 1 };
-                self.not_before = now + rest(self.deaths);
+                self.count_death(now);
                 State::Resting
+            }
+            (State::Idle | State::Resting, Event::Called) => {
+                (self.deaths, self.not_before) = (0, 0);
+                self.state
             }
             (State::Starting | State::Running, Event::Terminated) => {
                 self.not_before = now + rest(1);
@@ -117,6 +128,11 @@ impl Process {
         if matches!(next, State::Idle | State::NoSlot | State::Resting) {
             self.pid = 0;
         }
+    }
+
+    fn count_death(&mut self, now: Micros) {
+        self.deaths = if now - self.since > STEADY { 1 } else { self.deaths + 1 };
+        self.not_before = now + rest(self.deaths);
     }
 
     /// Whether there is one, or will be in a moment.
@@ -280,6 +296,16 @@ mod tests {
         assert!(process.can_start(SLOT_RETRY));
         process.on(Event::Registered, SLOT_RETRY);
         assert_eq!((process.state, process.ticket), (State::Starting, 2));
+    }
+
+    #[test]
+    fn a_change_is_answered_at_once() {
+        for event in [Event::Ended, Event::Died] {
+            let mut process = process(&[(Event::Registered, 0), (Event::Connected, 0), (event, 0)]);
+            assert!(!process.can_start(1));
+            process.on(Event::Called, 1);
+            assert!(process.can_start(1));
+        }
     }
 
     #[test]

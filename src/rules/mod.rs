@@ -9,6 +9,7 @@ pub mod lateness;
 pub mod launcher;
 pub mod names;
 pub mod payload;
+pub mod queue;
 pub mod sweep;
 pub mod throttle;
 pub mod trip;

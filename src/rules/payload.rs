@@ -103,6 +103,12 @@ pub fn one(event: &Event<'_>) -> String {
     text
 }
 
+/// Tells listeners that notifications were withheld after the event `after`, and that they should read from
+/// there on.
+pub fn resync(policy: &str, after: i64) -> String {
+    serde_json::json!({ "v": 1, "kind": "resync", "policy": policy, "after": after }).to_string()
+}
+
 /// Packs records into as few notifications as fit: `{"v":1,"events":[...]}`.
 pub fn packed(records: &[String]) -> Vec<String> {
     let mut packets = Vec::new();

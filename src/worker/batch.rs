@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::cancel::{self, Verdict};
-use super::event::{self, Outcome};
+use super::event::{self, Outcome, Recorded};
 use super::settle;
 use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
 use super::waiting::{self, Key, Waiting};
@@ -38,6 +38,8 @@ pub struct Order<'a> {
     pub floor: Timestamp,
     pub now: Timestamp,
     pub limit: usize,
+    /// Whether events are notified; false while notifications are withheld.
+    pub pushes: bool,
     /// A worker's session keeps nothing between calls; a client's is its own.
     pub in_worker: bool,
 }
@@ -54,6 +56,8 @@ pub struct Done {
     pub last_deadline: Option<Timestamp>,
     /// When nothing was claimed: the next deadline to come.
     pub next_deadline: Option<Timestamp>,
+    /// The first event that was not notified, of so many.
+    pub first_withheld: Option<i64>,
     /// How long the claim alone took.
     pub claim_time: Duration,
 }
@@ -77,17 +81,24 @@ pub struct Failed {
     pub error: PgError,
     /// The failing call had used up cancel_timeout.
     pub timed_out: bool,
+    /// All was done and recorded: it is the commit that failed.
+    pub at_commit: bool,
 }
 
 /// Notes where a batch is, outside of what a rollback undoes.
 pub struct Trace {
     stage: RefCell<Stage>,
     since: Cell<Instant>,
+    is_recorded: Cell<bool>,
 }
 
 impl Trace {
     fn new() -> Self {
-        Self { stage: RefCell::new(Stage::Claiming), since: Cell::new(Instant::now()) }
+        Self {
+            stage: RefCell::new(Stage::Claiming),
+            since: Cell::new(Instant::now()),
+            is_recorded: Cell::new(false),
+        }
     }
 
     /// The call for row `position` begins.
@@ -130,6 +141,7 @@ pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
     });
     let limit_ms = settings::cancel_timeout_ms();
     result.map_err(|error| Failed {
+        at_commit: trace.is_recorded.get(),
         stage: trace.stage.into_inner(),
         error,
         timed_out: limit_ms > 0
@@ -186,7 +198,9 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             })
         })
         .collect();
-    let occurred_at = event::record(spi, policy, "cancelled", &outcomes);
+    let Recorded { occurred_at, first_withheld } =
+        event::record(spi, policy, "cancelled", &outcomes, order.pushes);
+    trace.is_recorded.set(true);
 
     debug_point::reach(DebugPoint::Recorded);
 
@@ -207,6 +221,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             .collect(),
         last_deadline: claimed.datum(claimed.count - 1, DEADLINE).map(|at| Timestamp(at.value() as i64)),
         next_deadline: None,
+        first_withheld,
         claim_time,
     }
 }

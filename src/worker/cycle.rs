@@ -7,6 +7,7 @@ use pgrx::pg_sys::Oid;
 
 use super::duty::{Duty, Step};
 use super::progress;
+use super::prune::Prune;
 use crate::board;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
@@ -33,6 +34,7 @@ pub struct Cycle {
     looks: u64,
     loaded_at: Timestamp,
     is_reload_due: bool,
+    prune: Prune,
 }
 
 /// What a look came to.
@@ -58,6 +60,7 @@ impl Cycle {
             looks: 0,
             loaded_at: Timestamp(0),
             is_reload_due: true,
+            prune: Prune::default(),
         }
     }
 
@@ -80,13 +83,16 @@ impl Cycle {
             let next_look = clock::now().plus_micros(lookahead_us);
             return Ok(Look { next_look, next_due: None, policies: self.live });
         }
-        while self.round()? && !self.must_reload() {}
+        while !board::is_to_leave() && self.round()? && !self.must_reload() {}
         let now = clock::now();
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;
         }
-        let next_look =
-            self.duties.iter().map(Duty::next_look).fold(now.plus_micros(lookahead_us), Timestamp::min);
+        let next_look = self
+            .duties
+            .iter()
+            .map(Duty::next_look)
+            .fold(now.plus_micros(lookahead_us).min(self.prune.next_at(now)), Timestamp::min);
         let next_look = if self.is_reload_due { now } else { next_look };
         let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
         Ok(Look { next_look, next_due, policies: self.live })

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use super::batch::{self, Done, Failed, Order, Stage};
 use super::failure;
 use super::progress::Progress;
+use super::push::Push;
 use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
 use crate::pg::caught::PgError;
@@ -25,6 +26,7 @@ use crate::rules::trip::{Seen, Trip};
 use crate::settings;
 
 const QUERY_CANCELED: &str = "57014";
+const PROGRAM_LIMIT_EXCEEDED: &str = "54000";
 
 /// The first wait after a lock or a deadlock was in the way.
 const COLLISION_US: i64 = 20_000;
@@ -50,6 +52,7 @@ pub struct Duty {
     /// Rows that have failed since the last success, for the first time.
     streak: Vec<Key>,
     checked_at: Timestamp,
+    push: Push,
     /// What is known of `expiry.failure` may be out of date.
     reads_failures: bool,
     in_worker: bool,
@@ -85,6 +88,7 @@ impl Duty {
             is_draining: false,
             streak: Vec::new(),
             checked_at: Timestamp(0),
+            push: Push::default(),
             reads_failures: true,
             in_worker,
             policy,
@@ -156,6 +160,11 @@ impl Duty {
             }
             self.reads_failures = false;
         }
+        let pushes = match self.push.is_open(&self.policy) {
+            Ok(pushes) => pushes,
+            Err(error) => return Step::Broken(error),
+        };
+        self.progress.withheld_after(self.push.withheld_after());
         let retry_is_due = self.waiting.borrow().next().is_some_and(|next| next <= now);
         let sweeps = retry_is_due
             || sweep::is_due(now.0, self.last_sweep.0, self.sweep_us, settings::lookahead_ms() * 1000);
@@ -170,6 +179,7 @@ impl Duty {
                 .max(self.policy.starts_at.unwrap_or(Timestamp::NEGATIVE_INFINITY)),
             now,
             limit,
+            pushes,
             in_worker: self.in_worker,
         };
         match batch::run(&order) {
@@ -235,6 +245,10 @@ impl Duty {
         self.streak.clear();
         self.progress.cancelled(done.cancelled.len(), &done.lateness_us);
         self.progress.declined(done.declined.len());
+        if let Some(first) = done.first_withheld {
+            self.push.withheld(first);
+            self.progress.withheld(done.cancelled.len(), self.push.withheld_after());
+        }
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
             self.decline(key, now);
@@ -296,7 +310,13 @@ impl Duty {
     }
 
     fn failed(&mut self, failed: Failed, now: Timestamp) -> Step {
-        let Failed { stage, error, timed_out } = failed;
+        let Failed { stage, error, timed_out, at_commit } = failed;
+        if at_commit && error.sqlstate == PROGRAM_LIMIT_EXCEEDED && !self.push.is_withheld() {
+            // The queue of notifications is full: again, without.
+            self.push.overflowed(&self.policy);
+            self.is_draining = true;
+            return Step::Again { cancelled: 0 };
+        }
         if error.sqlstate == QUERY_CANCELED && !timed_out && !self.in_worker {
             // The client has cancelled its own CALL.
             return Step::Broken(error);
@@ -362,7 +382,7 @@ impl Duty {
             self.pass_over(keys);
             return Step::Rest;
         }
-        let waits = match failure::record(&self.policy, keys, error) {
+        let waits = match failure::record(&self.policy, keys, error, !self.push.is_withheld()) {
             Ok(waits) => waits,
             Err(unrecorded) => {
                 pgrx::warning!("pg_expiry: policy \"{}\": {unrecorded}", self.policy.name);

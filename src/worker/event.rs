@@ -13,7 +13,7 @@ use pgrx::pg_sys::{Datum, Oid};
 use crate::pg::clock::{Timestamp, now};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Argument, Plan, Spi};
-use crate::pg::{array, catalog, json, lock, notify, role};
+use crate::pg::{array, catalog, json, lock, notify, role, wake};
 use crate::policy::{Notify, Policy};
 use crate::rules::payload;
 
@@ -56,12 +56,20 @@ fn insert_plan(spi: &Spi) -> &'static Plan {
     })
 }
 
-/// Records outcomes of one kind and queues their notifications; to be called inside the transaction that
-/// brought them about, under any identity. Returns when they happened.
-pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome]) -> Timestamp {
+/// What was recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded {
+    pub occurred_at: Timestamp,
+    /// The id of the first event that was not notified although the policy notifies.
+    pub first_withheld: Option<i64>,
+}
+
+/// Records outcomes of one kind and, if `pushes`, queues their notifications; to be called inside the
+/// transaction that brought them about, under any identity.
+pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], pushes: bool) -> Recorded {
     as_superuser_at_home(|| {
         let (Some(events), Some(_)) = (catalog::expiry_relation("event"), outcomes.first()) else {
-            return now();
+            return Recorded { occurred_at: now(), first_withheld: None };
         };
         lock::exclusively(events);
         let occurred_at = now();
@@ -86,11 +94,16 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome]) -> T
                 column(pg_sys::JSONBOID, |o| o.data),
             ],
         );
-        if policy.notify != Notify::Off {
-            let ids = (0..rows.count).map(|row| rows.expect::<i64>(row, 0));
-            push(policy, kind, outcomes, ids, occurred_at);
+        wake::events_at_commit();
+        if policy.notify == Notify::Off {
+            return Recorded { occurred_at, first_withheld: None };
         }
-        occurred_at
+        let mut ids = (0..rows.count).map(|row| rows.expect::<i64>(row, 0));
+        if pushes {
+            push(policy, kind, outcomes, ids, occurred_at);
+            return Recorded { occurred_at, first_withheld: None };
+        }
+        Recorded { occurred_at, first_withheld: ids.next() }
     })
 }
 

@@ -34,12 +34,12 @@ ON CONFLICT (policy, md5(key::text)) DO UPDATE SET
     next_attempt_at = excluded.next_attempt_at";
 
 /// Records one more failed attempt of each row. The row that has used up its attempts is quarantined,
-/// which is an event. Returns until when each waits.
-pub fn record(policy: &Policy, keys: &[Key], error: &PgError) -> Result<Vec<Wait>, PgError> {
-    in_own_transaction(|spi| keys.iter().map(|key| record_one(spi, policy, key, error)).collect())
+/// which is an event, notified if `pushes`. Returns until when each waits.
+pub fn record(policy: &Policy, keys: &[Key], error: &PgError, pushes: bool) -> Result<Vec<Wait>, PgError> {
+    in_own_transaction(|spi| keys.iter().map(|key| record_one(spi, policy, key, error, pushes)).collect())
 }
 
-fn record_one(spi: &Spi, policy: &Policy, key: &[u8], error: &PgError) -> Wait {
+fn record_one(spi: &Spi, policy: &Policy, key: &[u8], error: &PgError, pushes: bool) -> Wait {
     let name = spi::text(&policy.name);
     let key_json = Some(json::from_bytes(key));
     let known = spi.run_once(ATTEMPTS, &[(pg_sys::TEXTOID, name), (pg_sys::JSONBOID, key_json)]);
@@ -68,7 +68,7 @@ fn record_one(spi: &Spi, policy: &Policy, key: &[u8], error: &PgError) -> Wait {
     );
     if until == Timestamp::INFINITY {
         let outcome = Outcome { key: json::from_bytes(key), deadline: None, stated: None, data: None };
-        event::record(spi, policy, "quarantined", &[outcome]);
+        event::record(spi, policy, "quarantined", &[outcome], pushes);
     }
     Wait { until, reason: Reason::Failed { attempts } }
 }

@@ -48,8 +48,14 @@ pub fn build(policy: &Policy) -> Result<(), PgError> {
     }
 }
 
+/// Drops the indexes of all policies that have been dropped. For where there is no builder's process.
+pub fn drop_orphans() -> Result<(), PgError> {
+    let orphans = transaction(|| policy::with_spare_index(&[]))?;
+    orphans.iter().try_for_each(|name| drop_orphan(name))
+}
+
 /// Drops the index of a policy that has been dropped.
-pub fn drop_orphan(name: &str) -> Result<(), PgError> {
+fn drop_orphan(name: &str) -> Result<(), PgError> {
     for index in transaction(|| built_index::all_of(name))? {
         match drop(name, &index) {
             Err(error) if is_busy(&error) => return Ok(()),

@@ -4,11 +4,15 @@
 pub mod batch;
 pub mod cancel;
 pub mod cycle;
+pub mod due;
 pub mod duty;
 pub mod event;
 pub mod failure;
 pub mod index;
+pub mod probe;
 pub mod progress;
+pub mod prune;
+pub mod push;
 pub mod run;
 mod scout;
 pub mod settle;
@@ -72,7 +76,10 @@ fn serve(owner: Oid) {
                 board::publish(look.next_due, look.policies, looks);
                 look.next_look
             }
-            Err(_) if !has_extension() => return,
+            Err(_) if !has_extension() => {
+                board::retire(generation);
+                return;
+            }
             Err(error) => trouble.wait_after(&error),
         };
         bgworker::report_idle("");

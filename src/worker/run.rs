@@ -9,7 +9,7 @@ use super::index;
 use crate::error::Error;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{clock, xact};
+use crate::pg::{clock, shmem, xact};
 use crate::policy::{self, Loaded, Policy};
 
 /// How often a long run says how far it is.
@@ -24,7 +24,7 @@ COMMENT ON PROCEDURE run(text, bigint) IS
 ")]
 fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {
-        Error::InTransactionBlock.raise();
+        Error::InTransactionBlock { procedure: "run" }.raise();
     }
     if max_rows.is_some_and(|rows| rows < 0) {
         Error::OutOfRange { parameter: "max_rows", value: max_rows.unwrap_or_default().to_string() }.raise();
@@ -38,8 +38,10 @@ fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallIn
     };
     let is_all = name.is_none();
     let mut left = max_rows.map_or(usize::MAX, |rows| usize::try_from(rows).unwrap_or(usize::MAX));
-    let result =
-        xact::leaving_transaction(|| names.iter().try_for_each(|name| run_policy(name, is_all, &mut left)));
+    let result = xact::leaving_transaction(|| {
+        names.iter().try_for_each(|name| run_policy(name, is_all, &mut left))?;
+        if is_all && !shmem::is_available() { index::drop_orphans() } else { Ok(()) }
+    });
     if let Err(error) = result {
         error.raise();
     }

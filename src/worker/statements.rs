@@ -142,7 +142,8 @@ pub fn key_json(key: &[KeyColumn]) -> String {
     format!("pg_catalog.jsonb_build_object({})", members.join(", "))
 }
 
-fn from(policy: &Policy) -> String {
+/// The relation, under the name `pg_expiry_row`.
+pub fn from(policy: &Policy) -> String {
     let only = if policy.is_partitioned { "" } else { "ONLY " };
     format!("{only}{} AS {ROW}", policy.relation_sql)
 }

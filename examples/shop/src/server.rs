@@ -1,6 +1,7 @@
 //! The demo's private server, and how to visit it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,10 +12,13 @@ use pg_expiry_tests::{
 
 /// A server that goes with us, or one that stays, in a folder where the next demo finds it.
 pub fn start(keep: bool) -> Cluster {
-    let folder = temporary_directory().join("pg_expiry_demo");
+    if !keep {
+        return Cluster::start();
+    }
+    let uid = fs::metadata("/proc/self").expect("/proc").uid();
+    let folder = temporary_directory().join(format!("pg_expiry_demo_{uid}"));
     stop_the_last_one(&folder);
-    let server = Cluster::builder();
-    if keep { server.outlives_us(&folder).start() } else { server.start() }
+    Cluster::builder().outlives_us(&folder).start()
 }
 
 fn stop_the_last_one(folder: &Path) {

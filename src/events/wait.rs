@@ -1,0 +1,69 @@
+//! `CALL expiry.wait_for_events()`: long polling, for clients that cannot LISTEN.
+//!
+//! A procedure, not a function: while it waits it is outside of any transaction, so it holds neither lock
+//! nor snapshot, which a function inside a SELECT could not give up.
+
+use pgrx::datum::Interval;
+use pgrx::pg_sys;
+
+use crate::error::Error;
+use crate::pg::caught::PgError;
+use crate::pg::clock::{self, Timestamp};
+use crate::pg::latch;
+use crate::pg::news::Place;
+use crate::pg::{guc, role, spi, xact};
+
+/// How often a session looks by itself; and if nobody wakes it (without preload, or when too many wait).
+const LOOK_US: i64 = 1_000_000;
+const POLL_US: i64 = 100_000;
+const LONGEST_US: i64 = 3_600_000_000;
+
+#[pgrx::pg_extern(sql = r"
+CREATE PROCEDURE wait_for_events(id bigint, timeout interval DEFAULT '30 seconds')
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON PROCEDURE wait_for_events(bigint, interval) IS
+    'Returns as soon as there is an event with a greater id that you may see, or after timeout (at most 1 hour); read it with events_after(). Holds neither lock nor snapshot while it waits, so it runs neither in a transaction block nor in a function (25001). Errors: 22023 negative id or timeout.';
+")]
+fn wait_for_events(id: Option<i64>, timeout: Option<Interval>, fcinfo: pg_sys::FunctionCallInfo) {
+    if !xact::is_top_level_call(fcinfo) {
+        Error::InTransactionBlock { procedure: "wait_for_events" }.raise();
+    }
+    let Some(id) = id.filter(|id| *id >= 0) else {
+        Error::OutOfRange { parameter: "id", value: shown(id) }.raise();
+    };
+    let timeout_us = timeout.map_or(-1, |timeout| timeout.as_micros());
+    if !(0..=LONGEST_US.into()).contains(&timeout_us) {
+        Error::OutOfRange { parameter: "timeout", value: format!("{} s", timeout_us as f64 / 1e6) }.raise();
+    }
+    let until = clock::now().plus_micros(i64::try_from(timeout_us).unwrap_or(LONGEST_US));
+    let reader = role::current_user();
+    if let Err(error) = xact::leaving_transaction(|| wait(reader, id, until)) {
+        error.raise();
+    }
+}
+
+fn shown(id: Option<i64>) -> String {
+    id.map_or("null".into(), |id| id.to_string())
+}
+
+fn wait(reader: pg_sys::Oid, id: i64, until: Timestamp) -> Result<(), PgError> {
+    let place = Place::take();
+    while !has_events_after(reader, id)? {
+        let now = clock::now();
+        if now >= until {
+            break;
+        }
+        let pause_us = if place.is_woken() { LOOK_US } else { POLL_US };
+        latch::pause(until.since(now).min(pause_us) / 1000 + 1);
+    }
+    Ok(())
+}
+
+fn has_events_after(reader: pg_sys::Oid, id: i64) -> Result<bool, PgError> {
+    const QUERY: &str = "SELECT FROM expiry.event e WHERE e.id > $1 LIMIT 1";
+    xact::in_transaction(reader, || {
+        guc::with_settings(&[("search_path", "pg_catalog, pg_temp")], || {
+            spi::connected(|spi| !spi.run_once(QUERY, &[(pg_sys::INT8OID, Some(id.into()))]).is_empty())
+        })
+    })
+}
