@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub struct Worker {
     pub database: String,
     pub owner: String,
-    /// None: nobody serves the owner at the moment; the state says why.
+    /// None while it waits for its start or its turn.
     pub pid: Option<i32>,
     pub state: String,
     pub policies: i64,

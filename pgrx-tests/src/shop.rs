@@ -12,9 +12,9 @@ const STOCK: i32 = 1_000_000;
 
 /// Tables `stock` and `orders(id, sku, status, pay_by, cancelled_at)`, and `cancel_order(bigint)`.
 pub struct Shop {
-    pub db: Db,
-    /// A superuser's autocommit connection, the shop's owner.
+    /// A superuser's autocommit connection, the shop's owner. Ends before its database is dropped.
     pub client: Client,
+    pub db: Db,
 }
 
 impl Shop {
@@ -36,7 +36,7 @@ impl Shop {
     pub fn in_database(db: Db) -> Shop {
         let mut client = db.connect();
         client.batch_execute(SCHEMA).expect("the shop's schema");
-        Shop { db, client }
+        Shop { client, db }
     }
 
     /// The usual policy; `more` holds further arguments, each with a comma before it.

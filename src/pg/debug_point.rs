@@ -24,20 +24,20 @@ pub fn reach(point: DebugPoint) {
     use pgrx::pg_sys::{Datum, InvalidOid, Oid};
 
     use super::bgworker::report_running;
+    use super::latch;
 
     /// `pg_try_advisory_lock_shared(bigint)` and `pg_advisory_unlock_shared(bigint)` of pg_proc.dat.
     const TRY_LOCK: Oid = Oid::from_u32(2883);
     const UNLOCK: Oid = Oid::from_u32(2885);
     let key = Datum::from(0x6578_7069_7279_0000_i64 + point as i64);
     let mut has_waited = false;
-    // SAFETY: plain function calls inside a transaction; the sleep is short and interruptible.
+    // SAFETY: plain function calls inside a transaction; the pause ends with the postmaster.
     unsafe {
         while pg_sys::OidFunctionCall1Coll(TRY_LOCK, InvalidOid, key).value() == 0 {
             if !std::mem::replace(&mut has_waited, true) {
                 report_running(&format!("held at {point:?}"));
             }
-            pg_sys::check_for_interrupts!();
-            pg_sys::pg_usleep(2_000);
+            latch::pause(2);
         }
         pg_sys::OidFunctionCall1Coll(UNLOCK, InvalidOid, key);
     }
