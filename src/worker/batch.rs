@@ -15,6 +15,7 @@ use super::event::{self, Outcome, Recorded};
 use super::settle;
 use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
 use super::waiting::{self, Key, Waiting};
+use crate::pg::call::forget_what_survives_rollback;
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::pg::debug_point::{self, DebugPoint};
@@ -141,6 +142,9 @@ pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
     });
     let limit_ms = settings::cancel_timeout_ms();
     result.map_err(|error| Failed {
+    if result.is_err() && order.in_worker {
+        forget_what_survives_rollback();
+    }
         at_commit: trace.is_recorded.get(),
         stage: trace.stage.into_inner(),
         error,
