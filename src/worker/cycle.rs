@@ -144,7 +144,6 @@ impl Cycle {
             board::request_index_build(wake::own_database(), &name);
         }
         self.loaded_at = clock::now();
-        self.is_reload_due = false;
         self.awaits_index = false;
         self.live = 0;
         let mut known: HashMap<String, Duty> =
@@ -155,7 +154,8 @@ impl Cycle {
                 self.idle.remove(&name);
                 self.duties.push(match known.remove(&name) {
                     Some(duty) if duty.policy == *policy => duty,
-                    _ => Duty::new(*policy, true),
+                    Some(duty) => duty.altered(*policy),
+                    None => Duty::new(*policy, true),
                 });
             } else {
                 self.set_aside(name, loaded)?;
@@ -164,9 +164,14 @@ impl Cycle {
         Ok(())
     }
 
+                if let Some(mut duty) = known.remove(&name) {
+                    duty.progress.write(&name, self.loaded_at)?;
+                }
     fn set_aside(&mut self, name: String, loaded: Loaded) -> Result<(), PgError> {
         let (state, reason) = match loaded {
             Loaded::Paused | Loaded::Restored => return Ok(()),
+        // Only now: after an error all of it is to be done again.
+        self.is_reload_due = false;
             Loaded::Indexing(policy) => {
                 self.awaits_index = true;
                 board::request_index_build(wake::own_database(), &policy.name);

@@ -96,6 +96,11 @@ impl Duty {
     }
 
     /// Somebody has changed something: the next step reads the failing rows anew and sweeps.
+    /// The policy has become another one: only what is to be written down is kept.
+    pub fn altered(self, policy: Policy) -> Self {
+        Self { progress: self.progress, push: self.push, ..Self::new(policy, self.in_worker) }
+    }
+
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
         self.want_look();

@@ -8,6 +8,7 @@ use crate::pg::array;
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::pg::spi;
+use crate::rules::fault::{Fault, classify};
 use crate::rules::lateness::{BUCKETS, bucket};
 
 const PAUSE_US: i64 = 1_000_000;
@@ -115,7 +116,14 @@ impl Progress {
     /// Writes what there is, if there is anything and the last write was a while ago.
     pub fn write_if_due(&mut self, policy: &str, now: Timestamp) -> Result<(), PgError> {
         match self.next_write() {
-            Some(due) if due <= now || now < self.written_at => self.write(policy, now),
+            Some(due) if due <= now || now < self.written_at => match self.write(policy, now) {
+                // Nobody waits for it.
+                Err(error) if classify(&error.sqlstate, false) == Fault::Transient => {
+                    self.written_at = now;
+                    Ok(())
+                }
+                written => written,
+            },
             _ => Ok(()),
         }
     }
