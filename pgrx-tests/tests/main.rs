@@ -3,7 +3,6 @@
 mod backlog_faults;
 mod by_hand;
 mod crash_grid;
-
 mod deadline_index;
 mod failover;
 mod harness;

@@ -76,6 +76,8 @@ impl Cycle {
         if std::mem::replace(&mut self.looks, looks) != looks {
             self.duties.iter_mut().for_each(Duty::want_look);
         }
+        // An empty transaction: at its start changes of catalogs become known, also while no policy claims.
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
         if self.must_reload() {
             self.reload()?;
         }
@@ -125,7 +127,11 @@ impl Cycle {
                 duty.want_failures();
             }
         }
-        self.is_reload_due |= changed_by_users || inval::catalog_changed() || self.awaits_index;
+        let has_changed = inval::catalog_changed() || changed_by_users;
+        if has_changed {
+            self.duties.iter_mut().for_each(Duty::reconsider);
+        }
+        self.is_reload_due |= has_changed || self.awaits_index;
         self.is_reload_due |= clock::now().since(self.loaded_at) >= RELOAD_US;
         self.is_reload_due
     }
@@ -158,20 +164,20 @@ impl Cycle {
                     None => Duty::new(*policy, true),
                 });
             } else {
-                self.set_aside(name, loaded)?;
-            }
-        }
-        Ok(())
-    }
-
                 if let Some(mut duty) = known.remove(&name) {
                     duty.progress.write(&name, self.loaded_at)?;
                 }
+                self.set_aside(name, loaded)?;
+            }
+        }
+        // Only now: after an error all of it is to be done again.
+        self.is_reload_due = false;
+        Ok(())
+    }
+
     fn set_aside(&mut self, name: String, loaded: Loaded) -> Result<(), PgError> {
         let (state, reason) = match loaded {
             Loaded::Paused | Loaded::Restored => return Ok(()),
-        // Only now: after an error all of it is to be done again.
-        self.is_reload_due = false;
             Loaded::Indexing(policy) => {
                 self.awaits_index = true;
                 board::request_index_build(wake::own_database(), &policy.name);

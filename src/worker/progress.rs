@@ -98,6 +98,12 @@ impl Progress {
         self.withheld_after = after;
     }
 
+    /// Something keeps being in the way, which is nobody's fault.
+    pub fn trouble(&mut self, error: &PgError) {
+        self.last_error = Some(error.to_string());
+        self.is_changed = true;
+    }
+
     /// `active`, `tripped` or `stopped`, and why.
     /// Whether that is news.
     pub fn state(&mut self, state: &'static str, reason: Option<String>) -> bool {
@@ -106,6 +112,10 @@ impl Progress {
         self.reason = reason;
         self.is_changed |= is_news;
         is_news
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.state == "stopped"
     }
 
     /// When the next write is due, if there is anything to write.
