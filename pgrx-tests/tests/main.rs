@@ -9,6 +9,7 @@ mod harness;
 mod payment_race;
 mod policies;
 mod policy_errors;
+mod processes;
 mod rights;
 mod rules;
 mod smoke;

@@ -15,7 +15,7 @@
 //!      │                   └────────────┴──── Registered ──▶ Starting
 //! ```
 //!
-//! Called changes none: it ends the wait in Idle and in Resting.
+//! Called changes none, but ends the wait in Idle and in Resting; SlotFreed the one in NoSlot.
 
 /// Microseconds since whenever: this file has no clock.
 pub type Micros = i64;
@@ -62,6 +62,8 @@ pub enum Event {
     Died,
     /// What it failed at, or had to do, has changed.
     Called,
+    /// Another of our processes has ended.
+    SlotFreed,
 }
 
 /// One process: of an owner, a scout, or an index builder.
@@ -109,7 +111,7 @@ impl Process {
                 self.count_death(now);
                 State::Resting
             }
-            (State::Idle | State::Resting, Event::Called) => {
+            (State::Idle | State::Resting, Event::Called) | (State::NoSlot, Event::SlotFreed) => {
                 (self.deaths, self.not_before) = (0, 0);
                 self.state
             }
@@ -294,6 +296,9 @@ mod tests {
         let mut process = process(&[(Event::Registered, 0), (Event::Refused, 0)]);
         assert_eq!((process.state, process.can_start(SLOT_RETRY - 1)), (State::NoSlot, false));
         assert!(process.can_start(SLOT_RETRY));
+        let mut freed = process;
+        freed.on(Event::SlotFreed, 1);
+        assert!(freed.can_start(1));
         process.on(Event::Registered, SLOT_RETRY);
         assert_eq!((process.state, process.ticket), (State::Starting, 2));
     }

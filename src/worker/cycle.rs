@@ -78,7 +78,7 @@ impl Cycle {
         }
         // An empty transaction: at its start changes of catalogs become known, also while no policy claims.
         xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
-        if self.must_reload() {
+        if self.must_reload() || self.awaits_index {
             self.reload()?;
         }
         if !settings::enabled() {
@@ -90,6 +90,7 @@ impl Cycle {
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;
         }
+        self.prune.step(now)?;
         let next_look = self
             .duties
             .iter()
@@ -131,7 +132,7 @@ impl Cycle {
         if has_changed {
             self.duties.iter_mut().for_each(Duty::reconsider);
         }
-        self.is_reload_due |= has_changed || self.awaits_index;
+        self.is_reload_due |= has_changed;
         self.is_reload_due |= clock::now().since(self.loaded_at) >= RELOAD_US;
         self.is_reload_due
     }
