@@ -249,12 +249,17 @@ impl Duty {
 
     fn succeeded(&mut self, done: Done, limit: usize, now: Timestamp, swept: bool) -> Step {
         self.is_draining = done.claimed > 0;
+        self.floor = match done.last_deadline {
+            // It has jumped over the others.
+            _ if self.trip.is_probing() => Timestamp::NEGATIVE_INFINITY,
+            Some(last) if done.claimed >= limit => last,
+            _ => now,
+        };
         if done.claimed == 0 {
             self.collisions = 0;
             if !self.trip.is_tripped() {
                 self.progress.state("active", None);
             }
-            self.floor = now;
             self.looked_at = now;
             self.next_deadline = done.next_deadline;
             if swept {
@@ -274,10 +279,6 @@ impl Duty {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");
             self.pauses_until = now.plus_micros(claimed * 1_000_000 / i64::from(rate.max(1)));
         }
-        self.floor = match done.last_deadline {
-            Some(last) if done.claimed >= limit => last,
-            _ => now,
-        };
         if self.trip.is_tripped() {
             pgrx::log!("pg_expiry: policy \"{}\" works again", self.policy.name);
             self.waiting.borrow_mut().acquit(now);
