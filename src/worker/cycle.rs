@@ -76,10 +76,8 @@ impl Cycle {
         if std::mem::replace(&mut self.looks, looks) != looks {
             self.duties.iter_mut().for_each(Duty::want_look);
         }
-        if !self.idle.is_empty() {
-            // What it waits for becomes known when a transaction starts, and perhaps none would.
-            xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
-        }
+        // An empty transaction: at its start changes of catalogs become known, also while no policy claims.
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
         if self.must_reload() || self.reloads_at_next_look {
             self.reload()?;
         }
@@ -132,7 +130,11 @@ impl Cycle {
                 duty.want_failures();
             }
         }
-        self.is_reload_due |= changed_by_users || inval::catalog_changed();
+        let has_changed = inval::catalog_changed() || changed_by_users;
+        if has_changed {
+            self.duties.iter_mut().for_each(Duty::reconsider);
+        }
+        self.is_reload_due |= has_changed;
         self.is_reload_due |= clock::now().since(self.loaded_at) >= RELOAD_US;
         self.is_reload_due
     }
@@ -151,7 +153,6 @@ impl Cycle {
             board::request_index_build(wake::own_database(), &name);
         }
         self.loaded_at = clock::now();
-        self.is_reload_due = false;
         self.reloads_at_next_look = false;
         self.live = 0;
         let mut known: HashMap<String, Duty> =
@@ -162,12 +163,18 @@ impl Cycle {
                 self.idle.remove(&name);
                 self.duties.push(match known.remove(&name) {
                     Some(duty) if duty.policy == *policy => duty,
-                    _ => Duty::new(*policy, true),
+                    Some(duty) => duty.altered(*policy),
+                    None => Duty::new(*policy, true),
                 });
             } else {
+                if let Some(mut duty) = known.remove(&name) {
+                    duty.progress.write(&name, self.loaded_at)?;
+                }
                 self.set_aside(name, loaded)?;
             }
         }
+        // Only now: after an error all of it is to be done again.
+        self.is_reload_due = false;
         Ok(())
     }
 
