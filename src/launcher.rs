@@ -128,7 +128,8 @@ impl Launcher {
             return;
         }
         board::note_refused(task, now);
-        if self.slots.allows("no slot", now.0) {
+        // One that is just ending will give its slot back in a moment.
+        if !board::is_any_leaving(self.started.keys()) && self.slots.allows("no slot", now.0) {
             log::warning(
                 PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
                 "no free background worker slot for pg_expiry",
@@ -137,12 +138,12 @@ impl Launcher {
         }
     }
 
-    /// Forgets processes that have ended; those that never came are noted as lost.
+    /// Forgets processes that have ended.
     fn reap(&mut self, now: Timestamp) {
         self.started.retain(|task, started| {
             let has_ended = started.has_ended();
             if has_ended {
-                board::note_lost(*task, now);
+                board::note_ended(*task, now);
             }
             !has_ended
         });

@@ -1,5 +1,6 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
+mod backlog_faults;
 mod by_hand;
 mod claims;
 mod contention;
@@ -7,10 +8,12 @@ mod crash_grid;
 mod deadline_index;
 mod deadlines;
 mod failing_rows;
+mod failover;
 mod harness;
 mod payment_race;
 mod policies;
 mod policy_errors;
+mod processes;
 mod punctual;
 mod recovery;
 mod rights;

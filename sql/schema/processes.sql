@@ -30,8 +30,11 @@ COMMENT ON COLUMN workers.policies IS 'Policies that it serves.';
 COMMENT ON COLUMN workers.started_at IS 'When the process started.';
 COMMENT ON COLUMN workers.last_pass IS 'When a worker last looked for due rows.';
 
--- The launcher hears of the extension when CREATE EXTENSION commits; without preload the user does.
+-- The launcher hears of the extension when CREATE EXTENSION commits; without preload the user does, in a
+-- notice, which CREATE EXTENSION would keep back.
 CREATE FUNCTION announce() RETURNS void
     LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'expiry_announce_wrapper';
+SET LOCAL client_min_messages = notice;
 SELECT @extschema@.announce();
+SET LOCAL client_min_messages = warning;
 DROP FUNCTION announce();

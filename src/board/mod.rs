@@ -12,7 +12,7 @@ pub use attendance::{Assignment, Work, attach, connected, detach, is_to_leave, p
 pub use control::{
     Row, ask_to_leave, hold, overview, processes_of, request_index_build, set_stopped, terminate,
 };
-pub use plan::{Task, note_lost, note_refused, plan, sync};
+pub use plan::{Task, is_any_leaving, note_ended, note_refused, plan, sync};
 
 use pgrx::pg_sys::Oid;
 

@@ -8,7 +8,7 @@ use super::{Board, Post, change};
 use crate::pg::bells::{Bells, DATABASES};
 use crate::pg::bgworker;
 use crate::pg::clock::Timestamp;
-use crate::rules::launcher::{Event, Micros, Process, Site, plan_site};
+use crate::rules::launcher::{Event, Micros, Process, Site, State, plan_site};
 use crate::rules::turns::{Candidate, take_turns};
 
 /// A process of the board, in one of its lives: fits the argument of a background worker.
@@ -142,7 +142,9 @@ impl Board {
             }
         }
         let others = leave.iter().filter(|index| self.posts[**index].process.is_alive()).count();
-        let turns = take_turns(&candidates, max_workers.saturating_sub(others), now);
+        let refused = self.databases.iter().flat_map(|database| [&database.scout, &database.builder]);
+        let refused = refused.filter(|process| process.state == State::NoSlot).count();
+        let turns = take_turns(&candidates, max_workers.saturating_sub(others), refused, now);
         again(turns.again_at);
         bells.set_turns_wanted(turns.are_some_waiting);
         for (index, _) in served.values() {
@@ -216,8 +218,8 @@ pub fn note_refused(task: Task, now: Timestamp) {
     change(|board, _| board.process(task).map(|process| process.on(Event::Refused, now.0)));
 }
 
-/// The process has ended. Unless it has said so itself, it never came.
-pub fn note_lost(task: Task, now: Timestamp) {
+/// The postmaster has seen the process end. Unless the process has said so itself, it never came.
+pub fn note_ended(task: Task, now: Timestamp) {
     change(|board, _| {
         if let Some(process) = board.process(task)
             && process.ticket == task.ticket
@@ -226,7 +228,21 @@ pub fn note_lost(task: Task, now: Timestamp) {
         {
             process.on(Event::Died, now.0);
         }
+        let workers = board.posts.iter_mut().map(|post| &mut post.process);
+        let others = board.databases.iter_mut();
+        let others = others.flat_map(|database| [&mut database.scout, &mut database.builder]);
+        workers.chain(others).for_each(|process| process.on(Event::SlotFreed, now.0));
     });
+}
+
+/// Whether one of these has left the board: the postmaster is about to see it end.
+pub fn is_any_leaving<'a>(mut tasks: impl Iterator<Item = &'a Task>) -> bool {
+    change(|board, _| {
+        tasks.any(|task| {
+            !board.process(*task).is_some_and(|process| process.ticket == task.ticket && process.is_alive())
+        })
+    })
+    .unwrap_or(false)
 }
 
 /// Brings the board up to pg_database: `open` are all databases that may have processes, `new` those of

@@ -7,15 +7,15 @@
 //!            Registered            Connected            Asked
 //!     Idle ─────────────▶ Starting ─────────▶ Running ─────────▶ Leaving
 //!      ▲                   │  │                │  │               │
-//!      ├────── Ended ──────┼──┼────────────────┘  │               │
-//!      ├────── Ended, gone ┼──┼───────────────────┼───────────────┘
-//!      │           Refused │  │ gone              │ gone: Died, Terminated
+//!      ├──── done ─────────┼──┼────────────────┘  │               │
+//!      ├──── done, gone ───┼──┼───────────────────┼───────────────┘
+//!      │           Refused │  │ gone              │ gone
 //!      │                   ▼  └────▶ Resting ◀────┘
 //!      │                NoSlot          │
 //!      │                   └────────────┴──── Registered ──▶ Starting
 //! ```
 //!
-//! Called changes none: it ends the wait in Idle and in Resting.
+//! done: Ended, Retired; gone: Died, Terminated. Called changes none, but ends the wait in Idle and in Resting; SlotFreed the one in NoSlot.
 
 /// Microseconds since whenever: this file has no clock.
 pub type Micros = i64;
@@ -54,14 +54,18 @@ pub enum Event {
     Refused,
     Connected,
     Asked,
-    /// It ended by itself, in order.
+    /// It ended by itself, in order: its work is done.
     Ended,
+    /// A worker ended by itself: it had nothing to do.
+    Retired,
     /// Somebody has ended it with a signal, which is no fault of its own.
     Terminated,
     /// It ended by an error, or never came.
     Died,
     /// What it failed at, or had to do, has changed.
     Called,
+    /// Another of our processes has ended.
+    SlotFreed,
 }
 
 /// One process: of an owner, a scout, or an index builder.
@@ -93,12 +97,14 @@ impl Process {
             }
             (State::Starting, Event::Connected) => State::Running,
             (State::Starting | State::Running, Event::Asked) => State::Leaving,
-            (State::Running, Event::Ended) => {
-                // It had nothing to do. If it is wanted again, and again, it need not hurry.
+            (State::Running, Event::Retired) => {
+                // If it is wanted again, and again, it need not hurry.
                 self.count_death(now);
                 State::Idle
             }
-            (State::Starting | State::Leaving, Event::Ended) | (State::Leaving, Event::Died) => State::Idle,
+            (State::Starting | State::Running | State::Leaving, Event::Ended)
+            | (State::Starting | State::Leaving, Event::Retired)
+            | (State::Leaving, Event::Died) => State::Idle,
             (State::Starting, Event::Died) => {
                 // It will not connect the next time either: one line in the log a minute is enough.
                 self.deaths += 1;
@@ -109,7 +115,7 @@ impl Process {
                 self.count_death(now);
                 State::Resting
             }
-            (State::Idle | State::Resting, Event::Called) => {
+            (State::Idle | State::Resting, Event::Called) | (State::NoSlot, Event::SlotFreed) => {
                 (self.deaths, self.not_before) = (0, 0);
                 self.state
             }
@@ -294,13 +300,16 @@ mod tests {
         let mut process = process(&[(Event::Registered, 0), (Event::Refused, 0)]);
         assert_eq!((process.state, process.can_start(SLOT_RETRY - 1)), (State::NoSlot, false));
         assert!(process.can_start(SLOT_RETRY));
+        let mut freed = process;
+        freed.on(Event::SlotFreed, 1);
+        assert!(freed.can_start(1));
         process.on(Event::Registered, SLOT_RETRY);
         assert_eq!((process.state, process.ticket), (State::Starting, 2));
     }
 
     #[test]
     fn a_change_is_answered_at_once() {
-        for event in [Event::Ended, Event::Died] {
+        for event in [Event::Retired, Event::Died] {
             let mut process = process(&[(Event::Registered, 0), (Event::Connected, 0), (event, 0)]);
             assert!(!process.can_start(1));
             process.on(Event::Called, 1);

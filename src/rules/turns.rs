@@ -50,11 +50,12 @@ fn needed_at(candidate: &Candidate, round: Micros) -> Micros {
     (candidate.next_due.saturating_sub(LEAD)).min(candidate.process.since + round)
 }
 
-/// `most`: how many workers there may be at one time.
-pub fn take_turns(candidates: &[Candidate], most: usize, now: Micros) -> Turns {
+/// `most`: how many workers there may be at one time. `refused`: how many other processes of ours, which
+/// are not to wait long, the server has refused a slot.
+pub fn take_turns(candidates: &[Candidate], most: usize, refused: usize, now: Micros) -> Turns {
     let mut turns = Turns::default();
     let alive = candidates.iter().filter(|c| c.process.is_alive()).count();
-    let has_slots = candidates.iter().all(|c| c.process.state != State::NoSlot);
+    let has_slots = refused == 0 && candidates.iter().all(|c| c.process.state != State::NoSlot);
     // The server has fewer processes for us than the setting allows: those that we have take turns.
     let places = if has_slots { most } else { most.min(alive.max(1)) };
 
@@ -63,12 +64,12 @@ pub fn take_turns(candidates: &[Candidate], most: usize, now: Micros) -> Turns {
         turns.again_at = Some(turns.again_at.map_or(at, |other: Micros| other.min(at)));
     };
     let free = most.saturating_sub(alive);
-    let is_crowded = alive + waiting.len() > places;
+    let is_crowded = alive + waiting.len() + refused > places;
     turns.are_some_waiting = is_crowded && !waiting.is_empty();
     let round = ROUND.max(PER_WAITING * waiting.len() as Micros);
     waiting.sort_by_key(|c| (needed_at(c, round), c.process.since));
 
-    let mut unserved = 0_usize;
+    let mut unserved = refused;
     for candidate in waiting {
         let needed_at = if is_crowded { needed_at(candidate, round) } else { Micros::MIN };
         let at = needed_at.max(candidate.process.not_before);
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn everybody_gets_a_worker_while_there_are_enough() {
         let candidates = [running(0, 0, NEVER), candidate(1, &[], Micros::MIN), left(2, 0, NEVER)];
-        let turns = take_turns(&candidates, 3, 1);
+        let turns = take_turns(&candidates, 3, 0, 1);
         assert_eq!(turns, Turns { start: vec![1, 2], ..Turns::default() });
     }
 
@@ -149,8 +150,8 @@ mod tests {
     fn the_most_urgent_goes_first() {
         let now = 100 * SECOND;
         let candidates = [left(0, now, now), left(1, now, now - SECOND), candidate(2, &[], Micros::MIN)];
-        assert_eq!(take_turns(&candidates, 1, now).start, [2]);
-        assert_eq!(take_turns(&candidates[..2], 1, now).start, [1]);
+        assert_eq!(take_turns(&candidates, 1, 0, now).start, [2]);
+        assert_eq!(take_turns(&candidates[..2], 1, 0, now).start, [1]);
     }
 
     #[test]
@@ -162,16 +163,16 @@ mod tests {
             running(2, 0, NEVER),
             candidate(3, &[], Micros::MIN),
         ];
-        let turns = take_turns(&candidates, 3, now);
+        let turns = take_turns(&candidates, 3, 0, now);
         assert_eq!((turns.leave, turns.start, turns.are_some_waiting), (vec![2], vec![], true));
     }
 
     #[test]
     fn a_busy_worker_makes_room_after_its_turn() {
         let candidates = [running(0, 0, 0), candidate(1, &[], Micros::MIN)];
-        let turns = take_turns(&candidates, 1, LONGEST_TURN - 1);
+        let turns = take_turns(&candidates, 1, 0, LONGEST_TURN - 1);
         assert_eq!((turns.leave.len(), turns.again_at), (0, Some(LONGEST_TURN)));
-        assert_eq!(take_turns(&candidates, 1, LONGEST_TURN).leave, [0]);
+        assert_eq!(take_turns(&candidates, 1, 0, LONGEST_TURN).leave, [0]);
     }
 
     #[test]
@@ -180,49 +181,56 @@ mod tests {
         let mut leaving = running(0, 0, NEVER);
         leaving.process.on(Event::Asked, now);
         let candidates = [leaving, running(1, 0, NEVER), candidate(2, &[], Micros::MIN)];
-        assert!(take_turns(&candidates, 2, now).leave.is_empty());
+        assert!(take_turns(&candidates, 2, 0, now).leave.is_empty());
     }
 
     #[test]
     fn who_waits_with_nothing_due_is_looked_after_once_a_round() {
         let candidates = [running(0, 0, NEVER), left(1, 0, NEVER)];
-        let turns = take_turns(&candidates, 1, SECOND);
+        let turns = take_turns(&candidates, 1, 0, SECOND);
         assert_eq!((turns.leave.len(), turns.again_at), (0, Some(ROUND)));
-        assert_eq!(take_turns(&candidates, 1, ROUND).leave, [0]);
+        assert_eq!(take_turns(&candidates, 1, 0, ROUND).leave, [0]);
     }
 
     #[test]
     fn a_call_brings_his_turn_forward() {
         let mut called = left(1, 0, NEVER);
         called.is_called = true;
-        assert_eq!(take_turns(&[running(0, 0, NEVER), called], 1, SECOND).leave, [0]);
+        assert_eq!(take_turns(&[running(0, 0, NEVER), called], 1, 0, SECOND).leave, [0]);
     }
 
     #[test]
     fn a_known_deadline_is_met() {
         let due = 3 * SECOND;
         let candidates = [running(0, 0, NEVER), left(1, 0, due)];
-        assert_eq!(take_turns(&candidates, 1, SECOND).again_at, Some(due - LEAD));
-        assert_eq!(take_turns(&candidates, 1, due - LEAD).leave, [0]);
+        assert_eq!(take_turns(&candidates, 1, 0, SECOND).again_at, Some(due - LEAD));
+        assert_eq!(take_turns(&candidates, 1, 0, due - LEAD).leave, [0]);
     }
 
     #[test]
     fn without_slots_those_that_run_take_turns() {
         let now = 100 * SECOND;
         let refused = candidate(1, &[(Event::Registered, now), (Event::Refused, now)], Micros::MIN);
-        let turns = take_turns(&[running(0, 0, NEVER), refused], 4, now);
+        let turns = take_turns(&[running(0, 0, NEVER), refused], 4, 0, now);
         assert_eq!((turns.leave, turns.start), (vec![0], vec![]));
         assert_eq!(turns.again_at, Some(refused.process.not_before));
         // Alone it just keeps asking.
-        let turns = take_turns(&[refused], 4, refused.process.not_before);
+        let turns = take_turns(&[refused], 4, 0, refused.process.not_before);
         assert_eq!(turns.start, [1]);
+    }
+
+    #[test]
+    fn a_scout_without_a_slot_gets_one() {
+        let now = 100 * SECOND;
+        let turns = take_turns(&[running(0, 0, NEVER)], 4, 1, now);
+        assert_eq!((turns.leave, turns.are_some_waiting), (vec![0], false));
     }
 
     #[test]
     fn a_lowered_limit_is_followed() {
         let candidates = [running(0, 0, 0), running(1, 0, 0), running(2, 0, 0)];
-        assert_eq!(take_turns(&candidates, 1, 1).leave.len(), 2);
-        assert_eq!(take_turns(&candidates, 0, 1).leave.len(), 3);
+        assert_eq!(take_turns(&candidates, 1, 0, 1).leave.len(), 2);
+        assert_eq!(take_turns(&candidates, 0, 0, 1).leave.len(), 3);
     }
 
     /// The whole game: a hundred owners, four workers, no deadline known to anybody.
@@ -234,7 +242,7 @@ mod tests {
         let mut starts = 0;
         let mut now = 0;
         while now < 120 * SECOND {
-            let turns = take_turns(&candidates, 4, now);
+            let turns = take_turns(&candidates, 4, 0, now);
             for post in turns.start {
                 let process = &mut candidates[post].process;
                 process.on(Event::Registered, now);

@@ -11,7 +11,7 @@ use pgrx::pg_sys::{self, Oid};
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
-use crate::pg::{catalog, latch, predicate, utility, wake, xact};
+use crate::pg::{catalog, database, latch, predicate, utility, wake, xact};
 use crate::policy::built_index::{self, BuiltIndex};
 use crate::policy::index::{self, IndexState};
 use crate::policy::{self, Loaded, Policy};
@@ -30,7 +30,9 @@ pub fn build_named(name: &str) {
         Some(Loaded::Paused | Loaded::Restored | Loaded::Stopped(_)) => Ok(()),
         None => drop_orphan(name),
     });
-    if let Err(error) = result {
+    if let Err(error) = result
+        && transaction(|| database::has_extension(c"pg_expiry")).unwrap_or(true)
+    {
         pgrx::warning!("pg_expiry: deadline index of policy \"{name}\": {error}");
     }
 }

@@ -17,6 +17,7 @@ pub mod run;
 mod scout;
 pub mod settle;
 pub mod statements;
+mod trouble;
 pub mod waiting;
 
 use pgrx::PgSqlErrorCode;
@@ -51,7 +52,9 @@ pub fn run(argument: u64) {
         Work::BuildIndex(policy) => {
             bgworker::connect(Some(database), "pg_expiry index builder");
             board::connected();
-            index::build_named(&policy);
+            if has_extension() {
+                index::build_named(&policy);
+            }
         }
     }
 }

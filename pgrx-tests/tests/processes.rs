@@ -1,0 +1,6 @@
+//! Launcher and workers: who runs when, what ends them, and that nobody is in their way.
+
+mod common;
+mod databases;
+mod life;
+mod turns;
