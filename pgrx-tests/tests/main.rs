@@ -2,6 +2,7 @@
 
 mod backlog_faults;
 mod by_hand;
+mod checkout;
 mod claims;
 mod contention;
 mod crash_grid;
@@ -10,6 +11,7 @@ mod deadlines;
 mod failing_rows;
 mod failover;
 mod harness;
+mod memory;
 mod payment_race;
 mod policies;
 mod policy_errors;
@@ -18,4 +20,6 @@ mod punctual;
 mod recovery;
 mod rights;
 mod rules;
+mod session_state;
+mod settings;
 mod smoke;
