@@ -173,3 +173,26 @@ fn altered_parameters_change_and_others_stay() {
     listener.next(10 * SECOND);
     shop.assert_invariant();
 }
+
+#[test]
+fn no_session_setting_changes_what_a_predicate_says() {
+    let mut shop = Shop::without_policy();
+    let odd = "SET TimeZone = 'Asia/Tokyo'; SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'sql_standard';
+               SET extra_float_digits = 0; SET quote_all_identifiers = on; SET bytea_output = 'escape';";
+    shop.client
+        .batch_execute(&format!(
+            "{odd} SELECT expiry.create_policy('orders', 'pay_by', $$status = 'pending' AND pay_by > '01/02/2020'
+                 AND pay_by - pay_by < interval '1 day -1 hour' AND sku::float8 > 0.1$$, 'cancel_order(bigint)')"
+        ))
+        .unwrap();
+    let stored: String = shop.value("SELECT predicate || cancel_function FROM expiry.policy");
+    for part in ["'2020-01-31 15:00:00+00'", "'P1DT-1H'", "(0.1)", "(status = "] {
+        assert!(stored.contains(part), "{part} in {stored}");
+    }
+    shop.due(1, SECOND);
+    shop.settle();
+    shop.client.batch_execute("CALL expiry.run()").unwrap();
+    shop.db.connect().batch_execute("CALL expiry.run()").unwrap();
+    assert_eq!(shop.value::<String>("SELECT predicate || cancel_function FROM expiry.policy"), stored);
+    shop.assert_invariant();
+}

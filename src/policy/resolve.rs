@@ -124,7 +124,14 @@ pub(super) fn reading<R>(origin: Origin, relation: &Relation, f: impl FnOnce() -
         Origin::Stored => PINNED_SEARCH_PATH.to_owned(),
         Origin::Setting => search_path(&relation.schema, &relation.schema),
     };
-    guc::with_settings(&[("search_path", &path)], || role::as_user(relation.owner, f))
+    // In whatever session it is read, it means the same.
+    let settings = [
+        ("search_path", path.as_str()),
+        ("TimeZone", "UTC"),
+        ("DateStyle", "ISO, YMD"),
+        ("IntervalStyle", "postgres"),
+    ];
+    guc::with_settings(&settings, || role::as_user(relation.owner, f))
 }
 
 fn resolve_deadline<'a>(
