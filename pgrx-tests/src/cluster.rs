@@ -70,22 +70,8 @@ impl ClusterBuilder {
     }
 
     pub fn start(self) -> Cluster {
-        let outlives_us = self.folder.is_some();
-        let folder = self.folder.clone().unwrap_or_else(|| run_folder().join(next_number().to_string()));
-        let installation = Installation::get();
-        let socket_folder = folder.join("s");
-        let socket = socket_folder.join(format!(".s.PGSQL.{}", Endpoint::PORT));
-        assert!(socket.as_os_str().len() < 107, "too long for a socket: {}", socket.display());
-        for new in [&folder, &socket_folder] {
-            fs::DirBuilder::new()
-                .mode(0o700)
-                .create(new)
-                .unwrap_or_else(|error| panic!("{}: {error}", new.display()));
-            installation.hand_over(new);
-        }
-        let endpoint = Endpoint { socket_folder };
-        let cluster = Cluster { folder, endpoint, outlives_us, postmaster: Mutex::new(None) };
-        let mut copy = installation.command("cp", false);
+        let cluster = Cluster::in_folder(self.folder.as_deref());
+        let mut copy = Installation::get().command("cp", false);
         run(copy.arg("-R").arg(template()).arg(cluster.data()));
         cluster.configure(&self);
         cluster.start_again();
@@ -103,6 +89,37 @@ impl Cluster {
         ClusterBuilder { preload: true, folder: None, settings: Vec::new() }
     }
 
+    /// Without data yet. In the run's folder, unless another is given, which then outlives us.
+    fn in_folder(folder: Option<&Path>) -> Cluster {
+        let outlives_us = folder.is_some();
+        let folder = folder.map_or_else(|| run_folder().join(next_number().to_string()), Path::to_owned);
+        let socket_folder = folder.join("s");
+        let socket = socket_folder.join(format!(".s.PGSQL.{}", Endpoint::PORT));
+        assert!(socket.as_os_str().len() < 107, "too long for a socket: {}", socket.display());
+        for new in [&folder, &socket_folder] {
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .create(new)
+                .unwrap_or_else(|error| panic!("{}: {error}", new.display()));
+            Installation::get().hand_over(new);
+        }
+        let endpoint = Endpoint { socket_folder };
+        Cluster { folder, endpoint, outlives_us, postmaster: Mutex::new(None) }
+    }
+
+    /// A hot standby of this server, with the same settings; streams from it.
+    pub fn standby(&self) -> Cluster {
+        let standby = Cluster::in_folder(None);
+        let mut backup = self.program("pg_basebackup");
+        run(backup
+            .args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D"])
+            .arg(standby.data()));
+        let socket_folder = standby.endpoint.host().display().to_string();
+        standby.add_to_configuration(&[("unix_socket_directories", &socket_folder)]);
+        standby.start_again();
+        standby
+    }
+
     fn configure(&self, different: &ClusterBuilder) {
         let socket_folder = self.endpoint.host().display().to_string();
         let preload = if different.preload { "pg_expiry" } else { "" };
@@ -117,10 +134,16 @@ impl Cluster {
             ("timezone", "UTC"),
             ("log_timezone", "UTC"),
         ];
+        self.add_to_configuration(&settings);
+        let different = different.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        self.add_to_configuration(&different.collect::<Vec<_>>());
+    }
+
+    /// The last line for a setting is the one that counts.
+    fn add_to_configuration(&self, settings: &[(&str, &str)]) {
         let conf = self.data().join("postgresql.conf");
         let mut conf = OpenOptions::new().append(true).open(conf).expect("postgresql.conf");
-        let different = different.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        for (name, value) in settings.into_iter().chain(different) {
+        for (name, value) in settings {
             writeln!(conf, "{name} = '{}'", value.replace('\'', "''")).expect("postgresql.conf");
         }
     }

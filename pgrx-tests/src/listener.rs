@@ -71,6 +71,19 @@ impl Listener {
         let queued = notifications.iter().map(|heard| Ok(Heard::new(heard)));
         queued.collect().expect("the listener's connection")
     }
+
+    /// What had arrived when the server died.
+    pub fn last_words(mut self) -> Vec<Heard> {
+        let mut notifications = self.client.notifications();
+        // Reads all there is, up to the error of the broken connection.
+        let first = notifications.timeout_iter(Duration::from_secs(10)).next();
+        let mut heard: Vec<Heard> = first.ok().flatten().map(Heard::new).into_iter().collect();
+        let mut arrived = notifications.iter();
+        while let Ok(Some(next)) = arrived.next() {
+            heard.push(Heard::new(next));
+        }
+        heard
+    }
 }
 
 impl Heard {

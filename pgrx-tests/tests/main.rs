@@ -1,13 +1,19 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
+mod backlog_faults;
 mod by_hand;
+mod claims;
+mod contention;
 mod crash_grid;
 mod deadline_index;
+mod deadlines;
+mod failover;
 mod harness;
 mod payment_race;
 mod policies;
 mod policy_errors;
 mod processes;
+mod punctual;
 mod rights;
 mod rules;
 mod smoke;

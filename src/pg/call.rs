@@ -109,8 +109,16 @@ pub fn forget_session_state() {
     // there is nothing to forget.
     unsafe {
         pg_sys::PortalHashTableDeleteAll();
+        pg_sys::ResetTempTableNamespace();
+    }
+    forget_what_survives_rollback();
+}
+
+/// The part of it that a rollback does not undo either: for after a call that has failed.
+pub fn forget_what_survives_rollback() {
+    // SAFETY: both need no transaction, and are cheap when there is nothing to forget.
+    unsafe {
         pg_sys::DropAllPreparedStatements();
         pg_sys::LockReleaseSession(pg_sys::USER_LOCKMETHOD as pg_sys::LOCKMETHODID);
-        pg_sys::ResetTempTableNamespace();
     }
 }

@@ -8,6 +8,7 @@ pub mod fault;
 pub mod lateness;
 pub mod launcher;
 pub mod names;
+pub mod patience;
 pub mod payload;
 pub mod queue;
 pub mod sweep;

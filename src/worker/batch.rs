@@ -15,6 +15,7 @@ use super::event::{self, Outcome, Recorded};
 use super::settle;
 use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
 use super::waiting::{self, Key, Waiting};
+use crate::pg::call::forget_what_survives_rollback;
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::pg::debug_point::{self, DebugPoint};
@@ -38,6 +39,8 @@ pub struct Order<'a> {
     pub floor: Timestamp,
     pub now: Timestamp,
     pub limit: usize,
+    /// How long to wait for a lock; 0: for ever.
+    pub lock_timeout_ms: i32,
     /// Whether events are notified; false while notifications are withheld.
     pub pushes: bool,
     /// A worker's session keeps nothing between calls; a client's is its own.
@@ -71,8 +74,8 @@ pub enum Stage {
     Calling { key: Key, position: usize },
     /// Somewhere in a batch of that many rows; `key` is the row if there was but one.
     Batch { key: Key, rows: usize },
-    /// The function said that it was done with these, and they are still due.
-    LeftDue { keys: Vec<Key> },
+    /// The function said that it was done with so many, and these are still due.
+    LeftDue { keys: Vec<Key>, of: usize },
 }
 
 #[derive(Debug)]
@@ -128,7 +131,7 @@ impl Trace {
 /// Runs one batch to its commit.
 pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
     let trace = Trace::new();
-    let lock_timeout = settings::lock_timeout_ms().to_string();
+    let lock_timeout = order.lock_timeout_ms.to_string();
     let result = xact::in_transaction(order.policy.owner, || {
         with_settings(
             &[
@@ -139,6 +142,9 @@ pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
             || spi::connected(|spi| steps(spi, order, &trace)),
         )
     });
+    if result.is_err() && order.in_worker {
+        forget_what_survives_rollback();
+    }
     let limit_ms = settings::cancel_timeout_ms();
     result.map_err(|error| Failed {
         at_commit: trace.is_recorded.get(),
@@ -177,7 +183,8 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
     trace.calling_batch(claimed.count, || json::bytes(key(0)));
     let left = settle::left_due(spi, policy, statements, &claimed, &verdicts, order.now);
     if !left.is_empty() {
-        trace.set(Stage::LeftDue { keys: left });
+        let of = verdicts.iter().filter(|verdict| verdict.is_done()).count();
+        trace.set(Stage::LeftDue { keys: left, of });
         pgrx::ereport!(
             ERROR,
             PgSqlErrorCode::ERRCODE_SQL_ROUTINE_EXCEPTION,

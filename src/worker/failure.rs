@@ -70,7 +70,7 @@ fn record_one(spi: &Spi, policy: &Policy, key: &[u8], error: &PgError, pushes: b
         let outcome = Outcome { key: json::from_bytes(key), deadline: None, stated: None, data: None };
         event::record(spi, policy, "quarantined", &[outcome], pushes);
     }
-    Wait { until, reason: Reason::Failed { attempts } }
+    Wait::new(until, Reason::Failed { attempts })
 }
 
 const READ: &str = "SELECT key, attempts, next_attempt_at FROM expiry.failure WHERE policy = $1";
@@ -84,7 +84,7 @@ pub fn read(policy: &str) -> Result<Vec<(Key, Wait)>, PgError> {
                 let key = json::bytes(rows.datum(row, 0).expect("key is NOT NULL"));
                 let attempts = rows.expect::<i32>(row, 1).unsigned_abs();
                 let until = rows.datum(row, 2).map_or(Timestamp::INFINITY, |at| Timestamp(at.value() as i64));
-                (key, Wait { until, reason: Reason::Failed { attempts } })
+                (key, Wait::new(until, Reason::Failed { attempts }))
             })
             .collect()
     })

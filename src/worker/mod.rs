@@ -17,6 +17,7 @@ pub mod run;
 mod scout;
 pub mod settle;
 pub mod statements;
+mod trouble;
 pub mod waiting;
 
 use pgrx::PgSqlErrorCode;

@@ -8,6 +8,7 @@ use crate::pg::array;
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::pg::spi;
+use crate::rules::fault::{Fault, classify};
 use crate::rules::lateness::{BUCKETS, bucket};
 
 const PAUSE_US: i64 = 1_000_000;
@@ -97,6 +98,12 @@ impl Progress {
         self.withheld_after = after;
     }
 
+    /// Something keeps being in the way, which is nobody's fault.
+    pub fn trouble(&mut self, error: &PgError) {
+        self.last_error = Some(error.to_string());
+        self.is_changed = true;
+    }
+
     /// `active`, `tripped` or `stopped`, and why.
     /// Whether that is news.
     pub fn state(&mut self, state: &'static str, reason: Option<String>) -> bool {
@@ -107,6 +114,10 @@ impl Progress {
         is_news
     }
 
+    pub fn is_stopped(&self) -> bool {
+        self.state == "stopped"
+    }
+
     /// When the next write is due, if there is anything to write.
     pub fn next_write(&self) -> Option<Timestamp> {
         self.is_changed.then(|| self.written_at.plus_micros(PAUSE_US))
@@ -115,7 +126,14 @@ impl Progress {
     /// Writes what there is, if there is anything and the last write was a while ago.
     pub fn write_if_due(&mut self, policy: &str, now: Timestamp) -> Result<(), PgError> {
         match self.next_write() {
-            Some(due) if due <= now || now < self.written_at => self.write(policy, now),
+            Some(due) if due <= now || now < self.written_at => match self.write(policy, now) {
+                // Nobody waits for it.
+                Err(error) if classify(&error.sqlstate, false) == Fault::Transient => {
+                    self.written_at = now;
+                    Ok(())
+                }
+                written => written,
+            },
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@
 //! Failed rows are also in `expiry.failure`; declined and collided ones are known here only, so that a
 //! new worker asks them at once.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -20,8 +20,10 @@ pub enum Reason {
     Failed { attempts: u32 },
     /// The function said no, so often in a row.
     Declined { times: u32 },
-    /// A lock or a deadlock was in the way, so often in a row.
-    Collided { times: u32 },
+    /// A lock or a deadlock was in the way.
+    Collided,
+    /// It failed while the function was taken for broken, and this was not counted.
+    Suspected,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,12 +31,22 @@ pub struct Wait {
     /// Infinity: quarantined.
     pub until: Timestamp,
     pub reason: Reason,
+    /// Whatever the reason: so often in a row a lock or a deadlock was in the way.
+    pub collisions: u32,
+}
+
+impl Wait {
+    pub fn new(until: Timestamp, reason: Reason) -> Self {
+        Self { until, reason, collisions: 0 }
+    }
 }
 
 /// The waiting rows of one policy.
 #[derive(Debug, Default)]
 pub struct Waiting {
     rows: HashMap<Key, Wait>,
+    /// What [`Self::next`] has found, until something changes.
+    next: Cell<Option<Option<Timestamp>>>,
 }
 
 impl Waiting {
@@ -42,8 +54,13 @@ impl Waiting {
         self.rows.is_empty()
     }
 
+    fn changing(&mut self) -> &mut HashMap<Key, Wait> {
+        self.next.set(None);
+        &mut self.rows
+    }
+
     pub fn set(&mut self, key: Key, wait: Wait) {
-        self.rows.insert(key, wait);
+        self.changing().insert(key, wait);
     }
 
     pub fn get(&self, key: &[u8]) -> Option<Wait> {
@@ -51,12 +68,16 @@ impl Waiting {
     }
 
     pub fn remove(&mut self, key: &[u8]) -> Option<Wait> {
-        self.rows.remove(key)
+        self.changing().remove(key)
     }
 
     /// The earliest instant at which a row may be asked again.
     pub fn next(&self) -> Option<Timestamp> {
-        self.rows.values().map(|wait| wait.until).filter(|until| until.is_finite()).min()
+        let found = self.next.get().unwrap_or_else(|| {
+            self.rows.values().map(|wait| wait.until).filter(|until| until.is_finite()).min()
+        });
+        self.next.set(Some(found));
+        found
     }
 
     /// Keys of the rows in `expiry.failure`.
@@ -66,20 +87,35 @@ impl Waiting {
 
     /// Replaces the failed rows by those of the table.
     pub fn replace_failed(&mut self, rows: impl IntoIterator<Item = (Key, Wait)>) {
-        self.rows.retain(|_, wait| !matches!(wait.reason, Reason::Failed { .. }));
-        self.rows.extend(rows);
+        let known = self.changing();
+        known.retain(|_, wait| !matches!(wait.reason, Reason::Failed { .. }));
+        known.extend(rows);
     }
 
-    /// After a sweep that claimed nothing more: rows whose time had come are locked, or not due any more.
-    /// Those known here only are forgotten, the others looked at again after `later`.
+    /// After a sweep that has claimed none of them: rows whose time had come are locked, or not due any
+    /// more. Those known here only are forgotten, the others looked at again after `later`.
     pub fn postpone(&mut self, now: Timestamp, later: Timestamp) {
-        self.rows.retain(|_, wait| {
+        if self.next().is_none_or(|next| next > now) {
+            return;
+        }
+        let rows = self.changing();
+        rows.retain(|_, wait| {
             let had_its_chance = wait.until <= now;
             if had_its_chance {
                 wait.until = later;
             }
             !had_its_chance || matches!(wait.reason, Reason::Failed { .. })
         });
+        rows.shrink_to(rows.len() * 2);
+    }
+
+    /// The function works: rows that failed with it may go at once.
+    pub fn acquit(&mut self, now: Timestamp) {
+        for wait in self.changing().values_mut() {
+            if wait.reason == Reason::Suspected {
+                wait.until = now;
+            }
+        }
     }
 }
 

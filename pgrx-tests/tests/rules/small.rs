@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::decisions::fault::{Fault, classify};
 use super::decisions::lateness::{BUCKETS, bucket};
 use super::decisions::sweep;
-use super::decisions::trip::{Seen, THRESHOLD, Trip};
+use super::decisions::trip::{PROBES, Seen, THRESHOLD, Trip};
 
 const SECOND_US: i64 = 1_000_000;
 
@@ -54,44 +54,51 @@ proptest! {
         prop_assert!(sweep::is_due(now_us, 0, 0, lookahead_us));
     }
 
-    /// Whatever happens, in any order: a policy trips exactly when THRESHOLD rows have failed for the
-    /// first time since the last success.
+    /// Whatever happens, in any order: a policy is in doubt exactly when THRESHOLD rows have failed for the
+    /// first time since the last success, and trips when PROBES more have failed.
     #[test]
     fn policy_trips_when_different_rows_fail_in_a_row_and_not_before(
         history in prop::collection::vec(prop_oneof![
             1 => Just(Seen::Success),
-            4 => (1_u32..6).prop_map(Seen::Failures),
-            4 => Just(Seen::Repeat),
+            8 => (1_u32..6).prop_map(Seen::Failures),
+            8 => Just(Seen::Repeat),
         ], 0..200),
     ) {
         let mut trip = Trip::default();
-        let mut failed = 0;
+        let (mut failed, mut probed) = (0, 0);
         for (at, seen) in history.into_iter().enumerate() {
-            let was_tripped = trip.is_tripped();
             trip = trip.after(seen, at as i64);
             match seen {
-                Seen::Success => failed = 0,
+                Seen::Success => (failed, probed) = (0, 0),
+                _ if failed >= THRESHOLD => probed += 1,
                 Seen::Failures(more) => failed += more,
                 Seen::Repeat => (),
             }
-            prop_assert_eq!(trip.is_tripped(), failed >= THRESHOLD || was_tripped && failed > 0);
+            prop_assert_eq!(trip.is_probing(), failed >= THRESHOLD);
+            prop_assert_eq!(trip.is_tripped(), probed >= PROBES);
             prop_assert_eq!(trip.pauses_until_us().is_some(), trip.is_tripped());
         }
     }
 
     #[test]
-    fn pause_of_a_tripped_policy_doubles_up_to_a_minute(probes in 1_usize..100, start_us in 0_i64..1 << 60) {
+    fn pause_of_a_tripped_policy_doubles_up_to_a_minute(rounds in 1_usize..100, start_us in 0_i64..1 << 60) {
         let mut now_us = start_us;
         let mut trip = Trip::default().after(Seen::Failures(THRESHOLD), now_us);
         let mut pause_us = SECOND_US;
-        for probe in 0..probes {
+        for round in 0..rounds {
+            for _ in 0..PROBES {
+                prop_assert!(trip.is_probing());
+                prop_assert!(trip.pauses_until_us().is_none_or(|until_us| until_us <= now_us));
+                trip = trip.after(if round % 2 == 0 { Seen::Failures(1) } else { Seen::Repeat }, now_us);
+            }
             let until_us = trip.pauses_until_us().expect("it is tripped");
             prop_assert_eq!(until_us - now_us, pause_us);
             now_us = until_us;
-            trip = trip.after(if probe % 2 == 0 { Seen::Failures(1) } else { Seen::Repeat }, now_us);
             pause_us = (pause_us * 2).min(60 * SECOND_US);
         }
-        prop_assert!(!trip.after(Seen::Success, now_us).is_tripped());
+        prop_assert_eq!(trip.probed_sooner(now_us - 1).pauses_until_us(), Some(now_us - 1));
+        prop_assert_eq!(trip.probed_sooner(now_us + 1), trip);
+        prop_assert!(!trip.after(Seen::Success, now_us).is_probing());
     }
 
     #[test]
