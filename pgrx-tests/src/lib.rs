@@ -25,7 +25,7 @@ pub use database::{Db, Endpoint, Notices};
 pub use error::{db_error, sqlstate};
 pub use installation::Installation;
 pub use listener::{Heard, Listener};
-pub use process::{Worker, launcher_pid, rss_anon_kb, signal, worker_pids, workers};
+pub use process::{Worker, cpu_time, launcher_pid, rss_anon_kb, signal, worker_pids, workers};
 pub use run::temporary_directory;
 pub use rustix::process::Signal;
 pub use shop::Shop;

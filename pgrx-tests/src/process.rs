@@ -1,6 +1,7 @@
 //! The processes of the extension, as the server and the kernel show them.
 
 use std::fs;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use postgres::Client;
@@ -70,4 +71,13 @@ pub fn rss_anon_kb(pid: i32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let digits = line.expect("RssAnon").trim().trim_end_matches(" kB");
     digits.parse().expect("a number of kB")
+}
+
+/// The processor time that a process has used, in steps of 10 ms.
+pub fn cpu_time(pid: i32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a living process");
+    // After the name, which is in parentheses, utime and stime are the 12th and 13th field.
+    let fields = stat.rsplit_once(')').expect("a name").1.split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
+    Duration::from_millis(ticks * 10)
 }

@@ -32,6 +32,17 @@ impl Shop {
         shop
     }
 
+    /// On the shared server, with the extension, these settings of the database, and no policy yet.
+    #[track_caller]
+    pub fn with_settings(settings: &[(&str, &str)]) -> Shop {
+        let mut shop = Shop::in_database(Db::new());
+        for (name, value) in settings {
+            shop.set_for_database(name, value);
+        }
+        shop.db.create_extension();
+        shop
+    }
+
     /// Only the tables and the function, in that database.
     pub fn in_database(db: Db) -> Shop {
         let mut client = db.connect();
@@ -47,6 +58,42 @@ impl Shop {
              predicate => $$status = 'pending'$$, cancel_function => 'cancel_order(bigint)'{more})"
         );
         self.client.batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    /// ALTER DATABASE ... SET; for sessions and workers that start later.
+    #[track_caller]
+    pub fn set_for_database(&mut self, name: &str, value: &str) {
+        let sql = format!("ALTER DATABASE {} SET {name} = '{}'", self.db.name, value.replace('\'', "''"));
+        self.client.batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    /// New workers, with the settings that the database has now.
+    pub fn restart_workers(&mut self) {
+        let sql = "SELECT expiry.stop_workers(); SELECT expiry.start_workers()";
+        self.client.batch_execute(sql).expect("new workers");
+    }
+
+    /// Waits (30 s) until every policy has its deadline index: to be called before a transaction that
+    /// stays open, for which the build would wait.
+    #[track_caller]
+    pub fn wait_for_index(&mut self) {
+        let sql = "SELECT coalesce(string_agg(name, ', '), '') FROM expiry.policy p WHERE NOT EXISTS (
+                       SELECT FROM pg_index i WHERE i.indrelid = p.relation AND i.indpred IS NOT NULL AND i.indisvalid)";
+        wait_until("deadline indexes", Duration::from_secs(30), || match self.value::<String>(sql) {
+            missing if missing.is_empty() => Ok(()),
+            missing => Err(missing),
+        });
+    }
+
+    /// Waits (30 s) until a worker of this database has had a look; its pid.
+    #[track_caller]
+    pub fn wait_for_worker(&mut self) -> i32 {
+        let sql = "SELECT pid FROM expiry.workers
+                   WHERE database = current_database() AND last_pass IS NOT NULL AND pid IS NOT NULL";
+        wait_until("a worker", Duration::from_secs(30), || {
+            let workers = self.client.query(sql, &[]).expect("expiry.workers");
+            workers.first().map(|row| row.get(0))
+        })
     }
 
     /// A client that hears of cancellations on the default channel.
@@ -115,6 +162,26 @@ impl Shop {
             0 => Ok(()),
             left => Err(format!("{left} orders due")),
         });
+    }
+
+    /// Waits (30 s) until so many orders have been cancelled.
+    #[track_caller]
+    pub fn wait_for_cancelled(&mut self, orders: i64) {
+        let sql = "SELECT count(*) FROM orders WHERE status = 'cancelled'";
+        wait_until(format_args!("{orders} cancelled orders"), Duration::from_secs(30), || {
+            match self.value::<i64>(sql) {
+                cancelled if cancelled == orders => Ok(()),
+                cancelled => Err(cancelled),
+            }
+        });
+    }
+
+    /// All of so many orders are pending, and there is neither an event nor a failure.
+    #[track_caller]
+    pub fn assert_untouched(&mut self, orders: i64) {
+        assert_eq!(self.value::<i64>("SELECT count(*) FROM orders WHERE status = 'pending'"), orders);
+        let traces = "SELECT (SELECT count(*) FROM expiry.event) + (SELECT count(*) FROM expiry.failure)";
+        assert_eq!(self.value::<i64>(traces), 0);
     }
 
     /// The invariant of all cases: a row is paid, or cancelled, or pending for a reason (its time

@@ -229,3 +229,35 @@ fn two_policies_on_one_table_share_an_index() {
     shop.client.batch_execute("SELECT expiry.drop_policy('second')").unwrap();
     wait_for_indexes(&mut shop.client, "orders", &[]);
 }
+
+#[test]
+fn partitioned_table_with_an_open_checkout() {
+    let mut shop = Shop::without_policy();
+    shop.client
+        .batch_execute(
+            "CREATE TABLE bills (id bigint PRIMARY KEY, status text DEFAULT 'pending', pay_by timestamptz) PARTITION BY RANGE (id);
+             CREATE TABLE bills_1 PARTITION OF bills FOR VALUES FROM (0) TO (1000000);
+             CREATE TABLE bills_2 PARTITION OF bills FOR VALUES FROM (1000000) TO (2000000);
+             CREATE FUNCTION close_bill(k bigint) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE bills SET status = 'closed' WHERE id = k $$",
+        )
+        .unwrap();
+    let mut open = shop.db.connect();
+    open.batch_execute("BEGIN; INSERT INTO bills VALUES (0)").unwrap();
+    shop.client
+        .batch_execute("SELECT expiry.create_policy('bills', 'pay_by', $$status = 'pending'$$, 'close_bill')")
+        .unwrap();
+    let mut longest = Duration::ZERO;
+    let begun = Instant::now();
+    for id in 1_000_000_i64.. {
+        let insert = Instant::now();
+        shop.client.execute("INSERT INTO bills VALUES ($1, 'paid', now())", &[&id]).unwrap();
+        longest = longest.max(insert.elapsed());
+        if begun.elapsed() > 2 * SECOND {
+            break;
+        }
+    }
+    assert!(longest < SECOND / 4, "an insert took {longest:?}");
+    open.batch_execute("COMMIT").unwrap();
+    wait_for_value(&mut shop.client, VALID, "valid".to_owned());
+}

@@ -2,14 +2,20 @@
 
 mod backlog_faults;
 mod by_hand;
+mod claims;
+mod contention;
 mod crash_grid;
 mod deadline_index;
+mod deadlines;
+mod failing_rows;
 mod failover;
 mod harness;
 mod payment_race;
 mod policies;
 mod policy_errors;
 mod processes;
+mod punctual;
+mod recovery;
 mod rights;
 mod rules;
 mod smoke;

@@ -183,7 +183,7 @@ fn type_and_schema_of_a_predicate_are_followed() {
         .batch_execute(
             "CREATE SCHEMA old; CREATE TYPE old.state AS ENUM ('open', 'closed');
              CREATE TABLE old.t (id int PRIMARY KEY, s old.state DEFAULT 'open', at timestamptz);
-             CREATE FUNCTION old.f(k int) RETURNS void LANGUAGE sql AS $$ UPDATE t SET s = 'closed' WHERE id = k $$;
+             CREATE FUNCTION old.f(k int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN UPDATE t SET s = 'closed' WHERE id = k; END $$;
              SELECT expiry.create_policy('old.t', 'at', $$s = 'open'$$, 'old.f');
              ALTER SCHEMA old RENAME TO new; ALTER TYPE new.state RENAME TO \"St ate\";
              INSERT INTO new.t VALUES (1, 'open', now())",
@@ -417,4 +417,80 @@ fn restored_policies_wait_to_be_resumed() {
         wait_for_value(&mut client, "SELECT count(*) FROM orders WHERE status = 'cancelled'", 50_i64);
         wait_for_value(&mut client, "SELECT count(*) FROM expiry.event", 50_i64);
     }
+}
+
+#[test]
+fn upgraded_cluster_finds_everything_by_its_name() {
+    let mut shop = Shop::new();
+    wait_for_state(&mut shop, "active", "");
+    // What pg_upgrade leaves: the same database number, another cluster, other functions' numbers.
+    shop.client
+        .batch_execute(
+            "UPDATE expiry.binding SET system_identifier = 1, function = 'now()'::regprocedure, predicate_tree = '{NONSENSE}';
+             SELECT expiry.wake()",
+        )
+        .unwrap();
+    shop.due(1, SECOND);
+    shop.settle();
+    let mut other = shop.db.connect();
+    other.batch_execute("SELECT expiry.create_policy('stock', 'x', 'true', 'f')").unwrap_err();
+    shop.client.batch_execute("CALL expiry.run()").unwrap();
+    let is_bound = "SELECT system_identifier <> 1 AND function = 'cancel_order(bigint)'::regprocedure FROM expiry.binding";
+    wait_for_value(&mut shop.client, is_bound, true);
+    shop.due(2, SECOND);
+    shop.settle();
+    shop.assert_invariant();
+}
+
+#[test]
+fn table_that_becomes_a_partition_leaves_its_rows_to_the_parents_policy() {
+    let mut shop = Shop::without_policy();
+    shop.client
+        .batch_execute(
+            "CREATE TABLE bills (id int PRIMARY KEY, status text DEFAULT 'pending', pay_by timestamptz) PARTITION BY RANGE (id);
+             CREATE TABLE bills_1 PARTITION OF bills FOR VALUES FROM (0) TO (10);
+             CREATE TABLE bills_2 (LIKE bills INCLUDING ALL);
+             CREATE FUNCTION close_bill(id int) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE bills b SET status = 'closed' WHERE b.id = $1 $$;
+             SELECT expiry.create_policy(t, 'pay_by', $$status = 'pending'$$, 'close_bill(int)')
+                 FROM (VALUES ('bills'::regclass), ('bills_2')) v(t);
+             ALTER TABLE bills ATTACH PARTITION bills_2 FOR VALUES FROM (10) TO (20);
+             INSERT INTO bills VALUES (1, 'pending', now()), (11, 'pending', now())",
+        )
+        .unwrap();
+    wait_for_value(&mut shop.client, "SELECT count(*) FROM bills WHERE status = 'closed'", 2_i64);
+    wait_for_value(
+        &mut shop.client,
+        "SELECT state || ' ' || substring(reason FROM 'SQLSTATE .....') FROM expiry.status WHERE name = 'bills_2'",
+        "stopped SQLSTATE 55000".to_owned(),
+    );
+    wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.event WHERE policy = 'bills'", 2_i64);
+}
+
+#[test]
+fn locked_table_holds_up_no_other_policy() {
+    let mut shop = Shop::without_policy();
+    let name = shop.db.name.clone();
+    // A predicate out of the settings is parsed again at each load, for which the relation is opened.
+    shop.client
+        .batch_execute(&format!(
+            "ALTER DATABASE {name} SET pg_expiry.predicate = $$status = 'pending'$$;
+             CREATE TABLE bills (id int PRIMARY KEY, status text DEFAULT 'pending', pay_by timestamptz);
+             CREATE FUNCTION close_bill(k int) RETURNS void LANGUAGE sql AS $$ UPDATE bills SET status = 'closed' WHERE id = k $$"
+        ))
+        .unwrap();
+    let mut client = shop.db.connect();
+    client
+        .batch_execute("SELECT expiry.create_policy('bills', 'pay_by', cancel_function => 'close_bill')")
+        .unwrap();
+    shop.create_policy("");
+    client.batch_execute("INSERT INTO bills VALUES (1, 'pending', now())").unwrap();
+    wait_for_value(&mut client, "SELECT status FROM bills", "closed".to_owned());
+    client.batch_execute("BEGIN; LOCK TABLE bills; INSERT INTO bills VALUES (2, 'pending', now())").unwrap();
+    // Makes the worker load its policies again.
+    shop.client.batch_execute("ALTER TABLE orders SET (fillfactor = 90)").unwrap();
+    shop.due(1, SECOND);
+    shop.settle();
+    client.batch_execute("COMMIT").unwrap();
+    wait_for_value(&mut client, "SELECT count(*) FROM bills WHERE status = 'closed'", 2_i64);
 }

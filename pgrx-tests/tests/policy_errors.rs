@@ -33,7 +33,7 @@ CREATE FUNCTION bad_return(k bigint) RETURNS int LANGUAGE sql AS 'SELECT 1';
 CREATE FUNCTION bad_batch_return(k bigint[]) RETURNS boolean LANGUAGE sql AS 'SELECT true';
 CREATE FUNCTION set_returning(k bigint) RETURNS SETOF bigint LANGUAGE sql AS 'SELECT 1::bigint';
 CREATE FUNCTION polymorphic(k anyelement) RETURNS void LANGUAGE sql AS 'SELECT';
-CREATE FUNCTION variadic(VARIADIC k bigint[]) RETURNS void LANGUAGE sql AS 'SELECT';
+CREATE FUNCTION many_keys(VARIADIC k bigint[]) RETURNS void LANGUAGE sql AS 'SELECT';
 CREATE PROCEDURE cancel_and_commit(k bigint) LANGUAGE plpgsql AS 'BEGIN COMMIT; END';
 CREATE FUNCTION changes_its_mind(t text) RETURNS boolean VOLATILE LANGUAGE plpgsql AS 'BEGIN RETURN true; END';
 ";
@@ -262,7 +262,7 @@ fn function_that_cannot_be_called() {
         ("bad_arguments", "42883", forms),
         ("bad_arguments(text, text)", "42883", forms),
         ("polymorphic", "42883", forms),
-        ("variadic", "42883", forms),
+        ("many_keys", "42883", forms),
         ("bad_return", "42P13", "jsonb"),
         ("bad_batch_return", "42P13", "array of the keys"),
         ("set_returning", "42P13", "jsonb"),

@@ -103,6 +103,7 @@ pub fn detach(exit: Exit) {
     let Some(task) = MINE.take() else { return };
     change(|board, bells| {
         let event = match exit {
+            Exit::Orderly if task.kind == Kind::Worker => Event::Retired,
             Exit::Orderly => Event::Ended,
             Exit::Terminated => Event::Terminated,
             Exit::Failed => Event::Died,

@@ -82,7 +82,7 @@ pub enum PolicyError {
     Predicate {
         relation: String,
         text: String,
-        error: PgError,
+        error: Box<PgError>,
     },
     RelationBusy {
         relation: String,
@@ -193,7 +193,7 @@ impl PolicyError {
                 (Code::ERRCODE_INVALID_COLUMN_REFERENCE, format!("{relation} has no usable key"))
             }
             Self::Predicate { error, .. } => {
-                (Code::from(pack_sqlstate(&error.sqlstate)), error.message.clone())
+                (Code::from(pack_sqlstate(&error.sqlstate)), format!("invalid predicate: {}", error.message))
             }
             Self::RelationBusy { relation } => {
                 (Code::ERRCODE_LOCK_NOT_AVAILABLE, format!("{relation} is locked by another transaction"))

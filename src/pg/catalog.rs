@@ -1,26 +1,50 @@
 //! Look-ups in the system catalogs: with SQL, and for small facts without it.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::CString;
+use std::rc::Rc;
 
 use pgrx::pg_sys::{self, Oid};
 
 use super::predicate::PINNED_SEARCH_PATH;
-use super::spi::{self, Argument, Rows};
+use super::spi::{self, Argument, Plan, Rows};
 use super::{guc, role};
+
+thread_local! {
+    /// The plan of each statement that this process has run before: most take longer to plan than to run.
+    static PLANS: RefCell<HashMap<&'static str, Rc<Plan>>> = RefCell::default();
+}
 
 /// Reads catalogs or our own tables: with a superuser's rights and a search path under which every
 /// unqualified name is of pg_catalog. No user's code may run inside.
-pub fn read<T>(sql: &str, arguments: &[(Oid, Argument)], map: impl FnMut(&Rows<'_>, usize) -> T) -> Vec<T> {
-    role::as_superuser(|| {
-        guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || spi::query(sql, arguments, map))
-    })
+pub fn read<T>(
+    sql: &'static str,
+    arguments: &[(Oid, Argument)],
+    mut map: impl FnMut(&Rows<'_>, usize) -> T,
+) -> Vec<T> {
+    run(sql, arguments, |rows| (0..rows.count).map(|row| map(rows, row)).collect())
 }
 
 /// Runs a statement on our own tables, as [`read`] does; returns how many rows it touched.
-pub fn write(sql: &str, arguments: &[(Oid, Argument)]) -> usize {
+pub fn write(sql: &'static str, arguments: &[(Oid, Argument)]) -> usize {
+    run(sql, arguments, |rows| rows.count)
+}
+
+fn run<R>(sql: &'static str, arguments: &[(Oid, Argument)], f: impl FnOnce(&Rows<'_>) -> R) -> R {
     role::as_superuser(|| {
         guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || {
-            spi::connected(|spi| spi.run_once(sql, arguments).count)
+            spi::connected(|spi| {
+                let known = PLANS.with_borrow(|plans| plans.get(sql).cloned());
+                let plan = known.unwrap_or_else(|| {
+                    let types: Vec<Oid> = arguments.iter().map(|(type_oid, _)| *type_oid).collect();
+                    let plan = Rc::new(spi.prepare(sql, &types));
+                    PLANS.with_borrow_mut(|plans| plans.insert(sql, plan.clone()));
+                    plan
+                });
+                let values: Vec<Argument> = arguments.iter().map(|(_, value)| *value).collect();
+                f(&spi.run(&plan, &values))
+            })
         })
     })
 }

@@ -30,6 +30,8 @@ pub fn wait_until(instant: Timestamp) -> Woken {
     loop {
         let left_us = until.since(clock::now());
         if left_us <= 0 {
+            // Also one that never sleeps must notice that the postmaster is gone.
+            wait_latch(0);
             return if answer_signals() { Woken::Reload } else { Woken::Time };
         }
         // The latch waits in whole milliseconds; the rest is too short for anybody to miss us.

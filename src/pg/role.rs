@@ -71,8 +71,3 @@ pub fn may_act_for(role: Oid) -> bool {
     // SAFETY: catalog lookup inside a transaction.
     unsafe { pg_sys::has_privs_of_role(current_user(), role) }
 }
-
-pub fn is_superuser() -> bool {
-    // SAFETY: catalog lookup inside a transaction.
-    unsafe { pg_sys::superuser() }
-}

@@ -38,9 +38,3 @@ pub(super) fn disable_all() {
     // SAFETY: see above.
     unsafe { pg_guard_ffi_boundary(|| disable_all_timeouts(false)) };
 }
-
-/// After an error inside [`limited`] that a subtransaction has caught.
-pub fn disable_statement_timeout() {
-    // SAFETY: see above.
-    unsafe { pg_guard_ffi_boundary(|| disable_timeout(STATEMENT_TIMEOUT, false)) };
-}

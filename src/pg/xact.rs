@@ -147,9 +147,3 @@ pub fn check_deferred_constraints() {
         pg_sys::AfterTriggerSetState(statement.into_pg());
     }
 }
-
-/// Makes the effects of the last statement visible to the next.
-pub fn increment_command_counter() {
-    // SAFETY: inside a transaction.
-    unsafe { pg_sys::CommandCounterIncrement() };
-}

@@ -4,7 +4,6 @@
 use pgrx::pg_sys::Oid;
 
 use super::Policy;
-use super::built_index;
 use super::definition::Definition;
 use super::index::{self, IndexState};
 use super::load::{authorized, names_that_one_may_act_for};
@@ -35,16 +34,13 @@ pub fn create(
     let relation = Relation::find(oid).ok_or(PolicyError::UnknownRelation)?;
     relation.check_partitions(true)?;
     stored::forget_dropped();
-    let name = chosen_name(name, &relation)?;
-    // Of a policy of this name that was dropped just now.
-    let index = built_index::all_of(&name).first().map(|index| index.oid);
     let stored = Stored {
-        name,
+        name: chosen_name(name, &relation)?,
         relation: oid,
         owner_name: relation.owner_name.clone(),
         definition: definition.clone(),
         is_paused,
-        binding: Some(Binding { index, ..Binding::default() }),
+        binding: Some(Binding::default()),
     };
     let resolved = resolve(&relation, stored, &definition)?;
     if !stored::insert(&resolved.stored) {

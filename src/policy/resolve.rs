@@ -52,7 +52,6 @@ pub fn resolve(relation: &Relation, mut stored: Stored, given: &Definition) -> R
         function: stored.definition.cancel_function.as_ref().map(|_| function.oid),
         function_owner: stored.definition.cancel_function.as_ref().map(|_| function_owner),
         is_valid: true,
-        ..bound
     };
     let names = &mut stored.definition;
     set_if_given(&mut names.deadline, &column.name);
@@ -259,7 +258,7 @@ fn predicate_error(relation: &Relation, text: &str, mut error: PgError) -> Polic
     if ["0A000", "42803", "42P20", "42P01", "42P02"].contains(&error.sqlstate.as_str()) {
         error.sqlstate = "42P17".into();
     }
-    PolicyError::Predicate { relation: relation.sql.clone(), text: text.into(), error }
+    PolicyError::Predicate { relation: relation.sql.clone(), text: text.into(), error: Box::new(error) }
 }
 
 /// The function, its owner, and its schema.

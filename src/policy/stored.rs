@@ -32,8 +32,6 @@ pub struct Binding {
     pub function_owner: Option<Oid>,
     /// Of this cluster too: the numbers are valid. pg_upgrade keeps the database's number only.
     pub is_valid: bool,
-    /// The deadline index that we have built.
-    pub index: Option<Oid>,
 }
 
 const SELECT: &str = "\
@@ -41,7 +39,7 @@ SELECT p.name, p.relation::oid, p.owner::text, p.paused,
        p.deadline, p.predicate, p.cancel_function, p.timeout, p.time_zone, p.epoch, p.channel, p.notify,
        p.batch_size, p.max_attempts, p.retry_delay, p.max_rate, p.starts_at,
        b.policy IS NOT NULL, b.system_identifier = $1, b.deadline_column, b.predicate_tree,
-       b.function, b.function_owner, b.index, b.predicate_columns
+       b.function, b.function_owner, b.predicate_columns
 FROM expiry.policy p
 JOIN pg_class c ON c.oid = p.relation
 LEFT JOIN expiry.binding b ON b.policy = p.name AND b.database = $2
@@ -85,8 +83,7 @@ fn stored(row: &Rows<'_>, n: usize) -> Stored {
             predicate_tree: row.get(n, 20),
             function: row.get(n, 21),
             function_owner: row.get(n, 22),
-            index: row.get(n, 23),
-            predicate_columns: row.get(n, 24),
+            predicate_columns: row.get(n, 23),
         }),
     }
 }
@@ -101,10 +98,12 @@ pub fn all_of(owner: Option<Oid>) -> Vec<Stored> {
     select(None, owner)
 }
 
-/// Removes policies whose relation has been dropped. Writes nothing if there are none.
+/// Removes policies whose relation has been dropped. Writes nothing if there are none, and waits for
+/// nobody: a worker calls it.
 pub fn forget_dropped() {
     const DROPPED: &str = "SELECT name FROM expiry.policy p \
-                           WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)";
+                           WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation) \
+                           FOR UPDATE SKIP LOCKED";
     if catalog::is_read_only() {
         return;
     }
@@ -118,7 +117,8 @@ pub fn pass_on(owner: Oid) -> bool {
     const PASSED_ON: &str = "\
         SELECT p.name, pg_get_userbyid(c.relowner)::text
         FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
-        WHERE c.relowner <> $1 AND p.owner = pg_get_userbyid($1)";
+        WHERE c.relowner <> $1 AND p.owner = pg_get_userbyid($1)
+        FOR NO KEY UPDATE OF p SKIP LOCKED";
     if catalog::is_read_only() {
         return false;
     }
@@ -232,14 +232,16 @@ pub fn update_names(policy: &Stored) {
     }
 }
 
-/// Ties a policy to this database and cluster.
+/// Ties a policy to this database and cluster. An index of ours stays, also of a policy of this name that
+/// was dropped just now: whether it fits is the index builder's to see.
 fn bind(name: &str, binding: &Binding) {
     catalog::write(
         "INSERT INTO expiry.binding AS b (policy, database, system_identifier, deadline_column, predicate_tree,
-                function, function_owner, index, predicate_columns)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+                predicate_columns, function, function_owner)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
          ON CONFLICT (policy) DO UPDATE SET database = $2, system_identifier = $3, deadline_column = $4,
-                predicate_tree = $5, function = $6, function_owner = $7, index = $8, predicate_columns = $9,
+                predicate_tree = $5, predicate_columns = $6, function = $7, function_owner = $8,
+                index = CASE WHEN b.database = $2 THEN b.index END,
                 build_failures = 0, build_failed_at = NULL, build_error = NULL",
         &[
             (pg_sys::TEXTOID, text(name)),
@@ -247,10 +249,9 @@ fn bind(name: &str, binding: &Binding) {
             (pg_sys::INT8OID, catalog::system_identifier().into_datum()),
             (pg_sys::INT2OID, binding.deadline_column.into_datum()),
             (pg_sys::TEXTOID, binding.predicate_tree.clone().into_datum()),
+            (pg_sys::TEXTARRAYOID, binding.predicate_columns.clone().into_datum()),
             (pg_sys::OIDOID, binding.function.map(Into::into)),
             (pg_sys::OIDOID, binding.function_owner.map(Into::into)),
-            (pg_sys::OIDOID, binding.index.map(Into::into)),
-            (pg_sys::TEXTARRAYOID, binding.predicate_columns.clone().into_datum()),
         ],
     );
 }

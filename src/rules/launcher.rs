@@ -7,15 +7,15 @@
 //!            Registered            Connected            Asked
 //!     Idle ─────────────▶ Starting ─────────▶ Running ─────────▶ Leaving
 //!      ▲                   │  │                │  │               │
-//!      ├────── Ended ──────┼──┼────────────────┘  │               │
-//!      ├────── Ended, gone ┼──┼───────────────────┼───────────────┘
-//!      │           Refused │  │ gone              │ gone: Died, Terminated
+//!      ├──── done ─────────┼──┼────────────────┘  │               │
+//!      ├──── done, gone ───┼──┼───────────────────┼───────────────┘
+//!      │           Refused │  │ gone              │ gone
 //!      │                   ▼  └────▶ Resting ◀────┘
 //!      │                NoSlot          │
 //!      │                   └────────────┴──── Registered ──▶ Starting
 //! ```
 //!
-//! Called changes none, but ends the wait in Idle and in Resting; SlotFreed the one in NoSlot.
+//! done: Ended, Retired; gone: Died, Terminated. Called changes none, but ends the wait in Idle and in Resting; SlotFreed the one in NoSlot.
 
 /// Microseconds since whenever: this file has no clock.
 pub type Micros = i64;
@@ -54,8 +54,10 @@ pub enum Event {
     Refused,
     Connected,
     Asked,
-    /// It ended by itself, in order.
+    /// It ended by itself, in order: its work is done.
     Ended,
+    /// A worker ended by itself: it had nothing to do.
+    Retired,
     /// Somebody has ended it with a signal, which is no fault of its own.
     Terminated,
     /// It ended by an error, or never came.
@@ -95,12 +97,14 @@ impl Process {
             }
             (State::Starting, Event::Connected) => State::Running,
             (State::Starting | State::Running, Event::Asked) => State::Leaving,
-            (State::Running, Event::Ended) => {
-                // It had nothing to do. If it is wanted again, and again, it need not hurry.
+            (State::Running, Event::Retired) => {
+                // If it is wanted again, and again, it need not hurry.
                 self.count_death(now);
                 State::Idle
             }
-            (State::Starting | State::Leaving, Event::Ended) | (State::Leaving, Event::Died) => State::Idle,
+            (State::Starting | State::Running | State::Leaving, Event::Ended)
+            | (State::Starting | State::Leaving, Event::Retired)
+            | (State::Leaving, Event::Died) => State::Idle,
             (State::Starting, Event::Died) => {
                 // It will not connect the next time either: one line in the log a minute is enough.
                 self.deaths += 1;
@@ -305,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_change_is_answered_at_once() {
-        for event in [Event::Ended, Event::Died] {
+        for event in [Event::Retired, Event::Died] {
             let mut process = process(&[(Event::Registered, 0), (Event::Connected, 0), (event, 0)]);
             assert!(!process.can_start(1));
             process.on(Event::Called, 1);

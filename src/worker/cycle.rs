@@ -29,7 +29,7 @@ pub struct Cycle {
     idle: HashMap<String, (&'static str, Option<String>)>,
     /// Policies that are neither paused nor restored.
     live: usize,
-    awaits_index: bool,
+    reloads_at_next_look: bool,
     generation: Option<u64>,
     looks: u64,
     loaded_at: Timestamp,
@@ -55,7 +55,7 @@ impl Cycle {
             duties: Vec::new(),
             idle: HashMap::new(),
             live: 0,
-            awaits_index: false,
+            reloads_at_next_look: false,
             generation: None,
             looks: 0,
             loaded_at: Timestamp(0),
@@ -78,7 +78,7 @@ impl Cycle {
         }
         // An empty transaction: at its start changes of catalogs become known, also while no policy claims.
         xact::in_transaction(BOOTSTRAP_SUPERUSER, || ())?;
-        if self.must_reload() || self.awaits_index {
+        if self.must_reload() || self.reloads_at_next_look {
             self.reload()?;
         }
         if !settings::enabled() {
@@ -94,8 +94,10 @@ impl Cycle {
         let next_look = self
             .duties
             .iter()
-            .map(Duty::next_look)
-            .fold(now.plus_micros(lookahead_us).min(self.prune.next_at(now)), Timestamp::min);
+            .flat_map(|duty| [Some(duty.next_look()), duty.progress.next_write()])
+            .chain([Some(self.prune.next_at(now))])
+            .flatten()
+            .fold(now.plus_micros(lookahead_us), Timestamp::min);
         let next_look = if self.is_reload_due { now } else { next_look };
         let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
         Ok(Look { next_look, next_due, policies: self.live })
@@ -151,7 +153,7 @@ impl Cycle {
             board::request_index_build(wake::own_database(), &name);
         }
         self.loaded_at = clock::now();
-        self.awaits_index = false;
+        self.reloads_at_next_look = false;
         self.live = 0;
         let mut known: HashMap<String, Duty> =
             self.duties.drain(..).map(|duty| (duty.policy.name.clone(), duty)).collect();
@@ -180,11 +182,15 @@ impl Cycle {
         let (state, reason) = match loaded {
             Loaded::Paused | Loaded::Restored => return Ok(()),
             Loaded::Indexing(policy) => {
-                self.awaits_index = true;
+                self.reloads_at_next_look = true;
                 board::request_index_build(wake::own_database(), &policy.name);
                 ("active", None)
             }
-            Loaded::Stopped(error) => ("stopped", Some(error.to_string())),
+            Loaded::Stopped(error) => {
+                // Somebody has locked the relation while it had to be looked at: that passes.
+                self.reloads_at_next_look |= error.sqlstate == "55P03";
+                ("stopped", Some(error.to_string()))
+            }
             Loaded::Ready(_) => unreachable!("has a duty"),
         };
         self.live += 1;

@@ -28,7 +28,7 @@ pub struct Outcome {
 const INSERT: &str = r"
 INSERT INTO expiry.event (id, policy, owner, key, kind, deadline, stated_deadline, occurred_at, lateness, data)
 SELECT pg_catalog.nextval('expiry.event_id_seq'), $1, $2, o.key, $3, o.deadline, o.stated, $4,
-       CASE WHEN pg_catalog.isfinite(o.deadline) THEN $4 - o.deadline END, o.data
+       $4 - o.deadline, o.data
 FROM ROWS FROM (unnest($5, $6, $7, $8)) WITH ORDINALITY AS o(key, deadline, stated, data, n)
 ORDER BY o.n
 RETURNING id";
@@ -89,8 +89,8 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], push
                 spi::text(kind),
                 Some(occurred_at.datum()),
                 column(pg_sys::JSONBOID, |o| Some(o.key)),
-                timestamps(|o| o.deadline),
-                timestamps(|o| o.stated),
+                timestamps(|o| finite(o.deadline)),
+                timestamps(|o| finite(o.stated)),
                 column(pg_sys::JSONBOID, |o| o.data),
             ],
         );
@@ -107,6 +107,11 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], push
     })
 }
 
+/// No instant to count from; readers of `expiry.event` need not know of infinities.
+fn finite(instant: Option<Timestamp>) -> Option<Timestamp> {
+    instant.filter(|instant| instant.is_finite())
+}
+
 /// For statements on our own tables, whatever the search path is outside.
 fn as_superuser_at_home<R>(f: impl FnOnce() -> R) -> R {
     role::as_superuser(|| with_settings(&[("search_path", "pg_catalog, pg_temp")], f))
@@ -119,7 +124,7 @@ fn push(
     ids: impl Iterator<Item = i64>,
     occurred_at: Timestamp,
 ) {
-    let finite = |instant: Option<Timestamp>| instant.filter(|t| t.is_finite()).map(|t| t.0);
+    let micros = |instant| finite(instant).map(|t| t.0);
     let records = outcomes.iter().zip(ids).map(|(outcome, id)| {
         let data = outcome.data.map(json::text);
         payload::one(&payload::Event {
@@ -127,8 +132,8 @@ fn push(
             policy: &policy.name,
             kind,
             key: &json::text(outcome.key),
-            deadline_us: finite(outcome.deadline),
-            stated_deadline_us: finite(outcome.stated),
+            deadline_us: micros(outcome.deadline),
+            stated_deadline_us: micros(outcome.stated),
             occurred_at_us: occurred_at.0,
             data: data.as_deref(),
         })

@@ -1,0 +1,219 @@
+//! What a claim takes: due rows that nobody else has locked, whenever they came, and no more than a batch.
+
+use std::time::Duration;
+
+use pg_expiry_tests::postgres::Client;
+use pg_expiry_tests::{Shop, cpu_time, signal, wait_for_value, wait_until, worker_pids};
+use pg_expiry_tests::{Signal, db_error};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An order of its own that is due now, and is cancelled: so the worker has looked at all that is due.
+fn wait_for_a_pass(shop: &mut Shop, canary: i64) {
+    shop.fill(canary..=canary, "now()");
+    shop.client.batch_execute("SELECT expiry.wake()").unwrap();
+    let sql = format!("SELECT status FROM orders WHERE id = {canary}");
+    wait_for_value(&mut shop.client, &sql, "cancelled".to_owned());
+}
+
+/// What a session may have done to an order before it goes on or gives up.
+const HOLDS: [&str; 7] = [
+    // R34: the foreign key of a payment locks its order FOR KEY SHARE.
+    "INSERT INTO pay (order_id) VALUES ($id)",
+    "SELECT FROM orders WHERE id = $id FOR KEY SHARE",
+    "SELECT FROM orders WHERE id = $id FOR SHARE",
+    "SELECT FROM orders WHERE id = $id FOR UPDATE",
+    "SELECT FROM orders WHERE id = $id FOR NO KEY UPDATE",
+    "DELETE FROM orders WHERE id = $id",
+    // R16: the deadline is moved.
+    "UPDATE orders SET pay_by = now() + interval '1 h' WHERE id = $id",
+];
+
+/// Each hold by a session of its own. Its order becomes due meanwhile and the worker passes twice; then
+/// `end` ends the transaction.
+fn hold(end: &str) -> Shop {
+    let mut shop = Shop::new();
+    shop.client
+        .batch_execute("CREATE TABLE pay (order_id bigint REFERENCES orders ON DELETE CASCADE)")
+        .unwrap();
+    shop.wait_for_index();
+    shop.fill(1..=HOLDS.len() as i64, "now() + interval '1 s'");
+    let mut sessions: Vec<Client> = HOLDS.iter().map(|_| shop.db.connect()).collect();
+    for (id, (session, how)) in (1..).zip(sessions.iter_mut().zip(HOLDS)) {
+        session.batch_execute(&format!("BEGIN; {}", how.replace("$id", &i64::to_string(&id)))).unwrap();
+    }
+    wait_until("the orders to be due", 10 * SECOND, || {
+        shop.value::<bool>("SELECT clock_timestamp() > max(pay_by) FROM orders")
+    });
+    wait_for_a_pass(&mut shop, 100);
+    wait_for_a_pass(&mut shop, 101);
+    let pending = "SELECT count(*) FROM orders WHERE id < 100 AND status = 'pending'";
+    assert_eq!(shop.value::<i64>(pending), HOLDS.len() as i64, "somebody's order was taken from him");
+    for (id, session) in (1..).zip(&mut sessions) {
+        session.batch_execute(&end.replace("$id", &i64::to_string(&id))).unwrap();
+    }
+    wait_for_a_pass(&mut shop, 102);
+    shop
+}
+
+/// R34 (a).
+#[test]
+fn order_that_is_paid_by_who_holds_it_stays_paid() {
+    let mut shop = hold("UPDATE orders SET status = 'paid' WHERE id = $id; COMMIT");
+    let paid = "SELECT count(*) FROM orders WHERE id < 100 AND status = 'paid'";
+    // One was deleted.
+    assert_eq!(shop.value::<i64>(paid), HOLDS.len() as i64 - 1);
+    shop.assert_invariant();
+}
+
+/// R16 (a): longer time is longer time, also when it was given at the last moment.
+#[test]
+fn deadline_that_is_moved_by_who_holds_the_order_counts() {
+    let mut shop = hold("UPDATE orders SET pay_by = now() + interval '1 h' WHERE id = $id; COMMIT");
+    let pending = "SELECT count(*) FROM orders WHERE id < 100 AND status = 'pending'";
+    assert_eq!(shop.value::<i64>(pending), HOLDS.len() as i64 - 1);
+    shop.assert_invariant();
+}
+
+/// R34 (b), R16 (b).
+#[test]
+fn order_that_was_held_in_vain_is_cancelled() {
+    let mut shop = hold("ROLLBACK");
+    shop.wait_for_cancelled(HOLDS.len() as i64 + 3);
+    shop.assert_invariant();
+}
+
+#[test]
+fn held_orders_do_not_keep_the_worker_busy() {
+    let mut shop = Shop::new();
+    shop.wait_for_index();
+    shop.fill(1..=100, "now() + interval '200 ms'");
+    let mut session = shop.db.connect();
+    session.batch_execute("BEGIN; SELECT FROM orders FOR UPDATE").unwrap();
+    wait_for_a_pass(&mut shop, 200);
+    let before = cpu_time(shop.wait_for_worker());
+    // That it does little is the claim: for three seconds.
+    assert!(shop.listen().try_next(3 * SECOND).is_none());
+    let used = cpu_time(shop.wait_for_worker()) - before;
+    assert!(used < SECOND / 2, "{used:?} of CPU in 3 s");
+    session.batch_execute("ROLLBACK").unwrap();
+    shop.wait_for_cancelled(101);
+    shop.assert_invariant();
+}
+
+/// R28: a transaction that commits late brings deadlines below all that was swept.
+#[test]
+fn late_committer_is_not_skipped() {
+    let mut shop = Shop::new();
+    shop.wait_for_index();
+    for (first, restarts) in [(1, false), (10, true)] {
+        let mut late = shop.db.connect();
+        let insert =
+            format!("BEGIN; INSERT INTO orders (id, pay_by) VALUES ({first}, now() + interval '100 ms')");
+        late.batch_execute(&insert).unwrap();
+        shop.fill(first + 1..=first + 1, "now() + interval '400 ms'");
+        wait_for_value(
+            &mut shop.client,
+            &format!("SELECT status FROM orders WHERE id = {}", first + 1),
+            "cancelled".to_owned(),
+        );
+        if restarts {
+            let pid = shop.wait_for_worker();
+            signal(pid, Signal::TERM);
+            wait_until("another worker", 20 * SECOND, || {
+                worker_pids(&mut shop.client).first().is_some_and(|new| *new != pid)
+            });
+            wait_for_a_pass(&mut shop, first + 2);
+        }
+        late.batch_execute("COMMIT").unwrap();
+        shop.settle();
+        assert_eq!(shop.status(first), "cancelled");
+    }
+    shop.assert_invariant();
+}
+
+fn spoil_plans(client: &mut Client, database: &str) {
+    for name in
+        ["enable_hashjoin", "enable_mergejoin", "enable_hashagg", "enable_material", "enable_indexscan"]
+    {
+        client.batch_execute(&format!("ALTER DATABASE {database} SET {name} = off")).unwrap();
+    }
+}
+
+/// R29: whatever the plan, a transaction takes no more than a batch.
+#[test]
+fn batch_is_never_larger_than_its_size() {
+    let forms = [
+        "CREATE FUNCTION expire(order_id bigint) RETURNS void LANGUAGE sql
+             AS $$ UPDATE orders SET status = 'cancelled' WHERE id = order_id $$",
+        "CREATE FUNCTION expire(o orders) RETURNS void LANGUAGE sql
+             AS $$ UPDATE orders SET status = 'cancelled' WHERE id = o.id $$",
+        "CREATE FUNCTION expire(order_ids bigint[]) RETURNS void LANGUAGE sql
+             AS $$ UPDATE orders SET status = 'cancelled' WHERE id = ANY (order_ids) $$",
+    ];
+    for (form, spoilt) in forms.iter().flat_map(|form| [(form, false), (form, true)]) {
+        let mut shop = Shop::without_policy();
+        shop.client
+            .batch_execute("ALTER TABLE orders SET (autovacuum_enabled = off); ANALYZE orders")
+            .unwrap();
+        shop.client.batch_execute(form).unwrap();
+        if spoilt {
+            let database = shop.db.name.clone();
+            spoil_plans(&mut shop.client, &database);
+        }
+        shop.fill(1..=200, "now() - interval '1 s' * id");
+        shop.client
+            .batch_execute(
+                "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
+                     cancel_function => 'expire', batch_size => 5)",
+            )
+            .unwrap();
+        shop.wait_for_cancelled(200);
+        let most = "SELECT max(n) FROM (SELECT count(*) AS n FROM orders GROUP BY xmin::text) x";
+        assert_eq!(shop.value::<i64>(most), 5, "{form}");
+        assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event WHERE kind = 'cancelled'"), 200);
+        // Oldest first.
+        let disorder = "SELECT count(*) FROM (SELECT deadline < lag(deadline) OVER (ORDER BY id) AS x FROM expiry.event) e WHERE x";
+        assert_eq!(shop.value::<i64>(disorder), 0, "{form}");
+    }
+}
+
+/// R35: what other tables say is no predicate, and the cancel function sees it as it is when it is
+/// called, not as it was when the row was claimed.
+#[test]
+fn cancel_function_sees_what_was_committed_after_the_claim() {
+    const CLAIMED: &str = "x'6578706972790001'::bigint";
+    let mut shop = Shop::without_policy();
+    shop.client.batch_execute("CREATE TABLE pay (order_id bigint)").unwrap();
+    let predicate = "NOT EXISTS (SELECT FROM pay WHERE pay.order_id = orders.id)";
+    let error = db_error(shop.client.batch_execute(&format!(
+        "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => '{predicate}',
+             cancel_function => 'cancel_order(bigint)')"
+    )));
+    assert!(["42P17", "0A000"].contains(&error.code().code()), "{error:?}");
+    shop.client
+        .batch_execute(
+            "CREATE FUNCTION expire(order_id bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+                 IF EXISTS (SELECT FROM pay WHERE pay.order_id = expire.order_id) THEN RETURN false; END IF;
+                 PERFORM cancel_order(order_id);
+                 RETURN true;
+             END $$;
+             SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
+                 cancel_function => 'expire')",
+        )
+        .unwrap();
+    shop.wait_for_index();
+    let mut holder = shop.db.connect();
+    holder.batch_execute(&format!("SELECT pg_advisory_lock({CLAIMED})")).unwrap();
+    shop.fill(1..=2, "now()");
+    wait_until("the claim", 10 * SECOND, || {
+        // It holds the rows now.
+        shop.value::<i64>("SELECT count(*) FROM (SELECT FROM orders FOR UPDATE SKIP LOCKED) x") == 0
+    });
+    shop.client.batch_execute("INSERT INTO pay VALUES (1)").unwrap();
+    holder.batch_execute(&format!("SELECT pg_advisory_unlock({CLAIMED})")).unwrap();
+    shop.wait_for_cancelled(1);
+    assert_eq!((shop.status(1), shop.status(2)), ("pending".to_owned(), "cancelled".to_owned()));
+    assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), 1);
+    assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 0, "declined is no failure");
+}
