@@ -136,3 +136,27 @@ fn event_arrives_without_any_other_traffic() {
     let clocks = "SELECT said_now BETWEEN cancelled_at - interval '1 s' AND cancelled_at AND cancelled_at >= pay_by FROM orders";
     assert!(shop.value::<bool>(clocks));
 }
+
+/// R49: a backlog is worked off batch by batch, and other policies of the same owner take turns with it.
+#[test]
+fn backlog_of_one_policy_makes_no_other_late() {
+    let mut shop = Shop::without_policy();
+    shop.client
+        .batch_execute(
+            "CREATE TABLE hold (hold_id bigint PRIMARY KEY, state text NOT NULL DEFAULT 'held', until timestamptz);
+             CREATE FUNCTION release(it bigint) RETURNS void LANGUAGE sql AS $$
+                 SELECT pg_sleep(0.002); UPDATE hold SET state = 'free' WHERE hold_id = it $$;
+             INSERT INTO hold SELECT id, 'held', now() - interval '1 h' FROM generate_series(1, 20000) id;
+             SELECT expiry.create_policy('hold', deadline => 'until', predicate => $$state = 'held'$$,
+                 cancel_function => 'release')",
+        )
+        .unwrap();
+    shop.create_policy("");
+    shop.wait_for_index();
+    wait_for_value(&mut shop.client, "SELECT count(*) > 0 FROM hold WHERE state = 'free'", true);
+    shop.fill(1..=20, "now() + interval '1200 ms' + id * interval '100 ms'");
+    assert_punctual(&mut shop, 20, 2000.0);
+    let left = shop.value::<i64>("SELECT count(*) FROM hold WHERE state = 'held'");
+    assert!(left > 0, "the backlog was over too soon");
+    shop.assert_invariant();
+}
