@@ -25,9 +25,12 @@ fn extension_is_found_without_a_restart() {
     let start = Instant::now();
     shop.settle();
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    let [worker] = &workers(&mut shop.client)[..] else { panic!("one worker") };
-    assert_eq!((&*worker.database, &*worker.owner, &*worker.state), (&*shop.db.name, "postgres", "running"));
-    assert_eq!((worker.policies, worker.pid), (1, Some(worker_pids(&mut shop.client)[0])));
+    let worker = wait_until("the worker to say how it is", SOON, || {
+        let all = workers(&mut shop.client);
+        all.into_iter().find(|worker| worker.database == shop.db.name && worker.policies == 1)
+    });
+    assert_eq!((&*worker.owner, &*worker.state), ("postgres", "running"));
+    assert_eq!(worker.pid, Some(worker_pids(&mut shop.client)[0]));
     assert!(worker.last_pass > worker.started_at);
     shop.assert_invariant();
 }
