@@ -33,7 +33,8 @@ pub fn write(sql: &'static str, arguments: &[(Oid, Argument)]) -> usize {
 
 fn run<R>(sql: &'static str, arguments: &[(Oid, Argument)], f: impl FnOnce(&Rows<'_>) -> R) -> R {
     role::as_superuser(|| {
-        guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || {
+        let pinned = [("search_path", PINNED_SEARCH_PATH), ("quote_all_identifiers", "off")];
+        guc::with_settings(&pinned, || {
             spi::connected(|spi| {
                 let known = PLANS.with_borrow(|plans| plans.get(sql).cloned());
                 let plan = known.unwrap_or_else(|| {
@@ -134,6 +135,12 @@ pub fn database() -> Oid {
 pub fn system_identifier() -> i64 {
     // SAFETY: reads shared memory that is there in every process with a connection.
     unsafe { pg_sys::GetSystemIdentifier() as i64 }
+}
+
+/// Whether this server is a standby.
+pub fn is_in_recovery() -> bool {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::RecoveryInProgress() }
 }
 
 /// Whether this transaction, or the whole server in recovery, refuses to write.

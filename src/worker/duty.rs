@@ -104,6 +104,7 @@ impl Duty {
     /// Somebody has changed something: the next step reads the failing rows anew and sweeps.
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
+        self.push.want_read();
         self.want_look();
     }
 
@@ -187,7 +188,6 @@ impl Duty {
             Ok(pushes) => pushes,
             Err(error) => return self.disturbed(error, now),
         };
-        self.progress.withheld_after(self.push.withheld_after());
         let retry_is_due = self.waiting.borrow().next().is_some_and(|next| next <= now);
         let probes = self.trip.is_probing();
         let is_fresh = self.trip.pauses_until_us().is_some_and(|until| now.0 < until);
@@ -289,10 +289,6 @@ impl Duty {
         self.streak.clear();
         self.progress.cancelled(done.cancelled.len(), &done.lateness_us);
         self.progress.declined(done.declined.len());
-        if let Some(first) = done.first_withheld {
-            self.push.withheld(first);
-            self.progress.withheld(done.cancelled.len(), self.push.withheld_after());
-        }
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
             self.decline(key, now);
