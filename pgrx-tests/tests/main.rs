@@ -26,3 +26,4 @@ mod session_state;
 mod settings;
 mod smoke;
 mod status;
+mod subtransactions;

@@ -274,6 +274,7 @@ impl Duty {
         }
         let elapsed_us = clock::now().since(now);
         self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
+        self.size.left_subtransactions(done.claimed, done.subtransactions);
         self.collisions = 0;
         if let Some(rate) = self.policy.max_rate {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");
