@@ -2,6 +2,7 @@
 
 mod backlog_faults;
 mod by_hand;
+mod checkout;
 mod claims;
 mod contention;
 mod crash_grid;
@@ -10,12 +11,19 @@ mod deadlines;
 mod failing_rows;
 mod failover;
 mod harness;
+mod memory;
+mod model;
 mod payment_race;
 mod policies;
 mod policy_errors;
 mod processes;
 mod punctual;
 mod recovery;
+mod renames;
+mod restore;
 mod rights;
 mod rules;
+mod session_state;
+mod settings;
 mod smoke;
+mod status;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_expiry_tests::{Cluster, Mode, Shop, Signal, signal, wait_for_value, wait_until, worker_pids};
+use pg_expiry_tests::{Shop, wait_for_value, wait_until, worker_pids};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -67,62 +67,6 @@ fn policy_that_was_broken_goes_on_when_it_is_mended() {
     }
 }
 
-/// R09: deadlines are in the table and nowhere else.
-#[test]
-fn deadlines_that_passed_while_the_server_was_down_are_made_up_for() {
-    let cluster = Cluster::start();
-    for (round, mode) in (0..).zip([Mode::Immediate, Mode::Fast]) {
-        let mut shop = Shop::in_database(cluster.create_database());
-        shop.db.create_extension();
-        shop.create_policy("");
-        shop.wait_for_index();
-        shop.wait_for_worker();
-        shop.fill(1..=100, "now() + interval '1500 ms' + id * interval '5 ms'");
-        cluster.stop(mode);
-        cluster.start_again();
-        shop.client = shop.db.connect();
-        shop.wait_for_cancelled(100);
-        shop.assert_invariant();
-        assert_eq!(
-            shop.value::<i64>("SELECT count(*) FROM orders WHERE cancelled_at < pay_by"),
-            0,
-            "round {round}"
-        );
-    }
-}
-
-/// R19 (a): the worker comes back each time, and so does the launcher.
-#[test]
-fn process_that_was_terminated_comes_back() {
-    let cluster = Cluster::start();
-    let mut shop = Shop::in_database(cluster.create_database());
-    shop.db.create_extension();
-    shop.create_policy("");
-    for round in 1..=3 {
-        let pid = shop.wait_for_worker();
-        let ended = shop.value::<bool>(&format!("SELECT pg_terminate_backend({pid})"));
-        assert!(ended);
-        shop.fill(round..=round, "now()");
-        shop.wait_for_cancelled(round);
-        assert_ne!(worker_pids(&mut shop.client), [pid]);
-    }
-    let launcher = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_expiry launcher'";
-    let pid: i32 = shop.value(launcher);
-    signal(pid, Signal::TERM);
-    wait_until("another launcher", 20 * SECOND, || {
-        shop.client.query_opt(launcher, &[]).unwrap().is_some_and(|row| row.get::<_, i32>(0) != pid)
-    });
-    // It serves databases that come later.
-    let mut later = Shop::in_database(cluster.create_database());
-    later.db.create_extension();
-    later.create_policy("");
-    later.fill(1..=1, "now()");
-    later.wait_for_cancelled(1);
-    shop.fill(9..=9, "now()");
-    shop.wait_for_cancelled(4);
-    shop.assert_invariant();
-}
-
 /// R19 (b): the server's time limits are for its users; a cancel function has its own.
 #[test]
 fn time_limits_of_the_server_do_not_end_the_worker() {
@@ -148,33 +92,5 @@ fn time_limits_of_the_server_do_not_end_the_worker() {
         )
     });
     assert_eq!(worker_pids(&mut shop.client), [pid]);
-    shop.assert_invariant();
-}
-
-/// R19 (c): stopping the workers stops nobody else.
-#[test]
-fn stopping_workers_in_a_long_call_harms_nobody_else() {
-    let cluster = Cluster::start();
-    let mut shop = Shop::in_database(cluster.create_database());
-    shop.db.create_extension();
-    shop.replace_cancel_order(&format!("PERFORM pg_sleep(600); {GOOD}"));
-    shop.create_policy("");
-    let started: String = shop.value("SELECT pg_postmaster_start_time()::text");
-    let other = cluster.create_database();
-    let mut bystander = other.connect();
-    shop.fill(1..=1, "now()");
-    wait_for_value(
-        &mut shop.client,
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'",
-        1_i64,
-    );
-    shop.client.batch_execute("SELECT expiry.stop_workers()").unwrap();
-    assert_eq!(worker_pids(&mut shop.client), [0; 0]);
-    assert_eq!(shop.value::<String>("SELECT pg_postmaster_start_time()::text"), started);
-    bystander.batch_execute("SELECT 1").unwrap();
-    shop.assert_untouched(1);
-    shop.replace_cancel_order(GOOD);
-    shop.client.batch_execute("SELECT expiry.start_workers()").unwrap();
-    shop.wait_for_cancelled(1);
     shop.assert_invariant();
 }

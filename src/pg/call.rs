@@ -80,7 +80,7 @@ fn check_execute_right(function: Oid) {
     // SAFETY: catalog lookups inside a transaction.
     unsafe {
         #[cfg(feature = "pg15")]
-        let right = pg_sys::pg_proc_aclcheck(function, pg_sys::GetUserId(), pg_sys::ACL_EXECUTE.into());
+        let right = pg_sys::pg_proc_aclcheck(function, pg_sys::GetUserId(), pg_sys::ACL_EXECUTE);
         #[cfg(not(feature = "pg15"))]
         let right = pg_sys::object_aclcheck(
             pg_sys::ProcedureRelationId,

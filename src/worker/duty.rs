@@ -104,6 +104,7 @@ impl Duty {
     /// Somebody has changed something: the next step reads the failing rows anew and sweeps.
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
+        self.checked_at = Timestamp(0);
         self.want_look();
     }
 

@@ -370,6 +370,38 @@ fn reloaded_settings_are_followed() {
 }
 
 #[test]
+fn busy_worker_follows_settings_too() {
+    let cluster = Cluster::start();
+    let mut shop = shop_on(&cluster);
+    wait_for_index(&mut shop);
+    // A backlog that takes minutes, and somebody who asks for a look all the time.
+    let slow = "PERFORM pg_sleep(0.01); UPDATE orders SET status = 'cancelled' WHERE id = order_id";
+    shop.replace_cancel_order(slow);
+    shop.fill(1..=20_000, "now()");
+    let mut caller = shop.db.connect();
+    let canceller = caller.cancel_token();
+    let calling = std::thread::spawn(move || {
+        let calls = "DO $$BEGIN LOOP PERFORM expiry.wake(); COMMIT; END LOOP; END$$";
+        assert!(caller.batch_execute(calls).is_err(), "to be cancelled");
+    });
+    let cancelled = "SELECT count(*) > 0 FROM orders WHERE status = 'cancelled'";
+    wait_for_value(&mut shop.client, cancelled, true);
+    cluster.set("pg_expiry.enabled", "off");
+    wait_until("the worker to come to rest", 10 * SECOND, || {
+        let cancelled = "SELECT count(*) FROM orders WHERE status = 'cancelled'";
+        let before: i64 = shop.value(cancelled);
+        let pass = workers(&mut shop.client)[0].last_pass;
+        wait_until("two passes", 10 * SECOND, || {
+            shop.value::<bool>("SELECT pg_sleep(0.1) IS NOT NULL")
+                && workers(&mut shop.client)[0].last_pass > pass
+        });
+        shop.value::<i64>(cancelled) == before
+    });
+    canceller.cancel_query(pg_expiry_tests::postgres::NoTls).unwrap();
+    calling.join().unwrap();
+}
+
+#[test]
 fn settings_of_the_database_are_followed() {
     let cluster = Cluster::start();
     let mut shop = shop_on(&cluster);
