@@ -12,6 +12,7 @@ mod failing_rows;
 mod failover;
 mod harness;
 mod memory;
+mod model;
 mod payment_race;
 mod policies;
 mod policy_errors;

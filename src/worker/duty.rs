@@ -105,6 +105,7 @@ impl Duty {
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
         self.push.want_read();
+        self.checked_at = Timestamp(0);
         self.want_look();
     }
 
