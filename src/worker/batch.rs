@@ -61,6 +61,8 @@ pub struct Done {
     pub next_deadline: Option<Timestamp>,
     /// How long the claim alone took.
     pub claim_time: Duration,
+    /// Those that the calls left in the transaction.
+    pub subtransactions: usize,
 }
 
 /// What a batch that was rolled back was doing.
@@ -226,6 +228,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         last_deadline: claimed.datum(claimed.count - 1, DEADLINE).map(|at| Timestamp(at.value() as i64)),
         next_deadline: None,
         claim_time,
+        subtransactions: xact::subtransactions(),
     }
 }
 

@@ -105,6 +105,7 @@ impl Duty {
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
         self.push.want_read();
+        self.checked_at = Timestamp(0);
         self.want_look();
     }
 
@@ -274,6 +275,7 @@ impl Duty {
         }
         let elapsed_us = clock::now().since(now);
         self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
+        self.size.left_subtransactions(done.claimed, done.subtransactions);
         self.collisions = 0;
         if let Some(rate) = self.policy.max_rate {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");

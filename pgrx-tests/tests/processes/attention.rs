@@ -92,6 +92,7 @@ fn settings_of_the_database_are_followed() {
     shop.settle();
 }
 
+/// Issue 2: an idle worker holds no lock, no transaction, no snapshot, and writes no WAL.
 #[test]
 fn idle_processes_do_nothing() {
     let quiet = [

@@ -34,6 +34,7 @@ fn extension_is_found_without_a_restart() {
     shop.assert_invariant();
 }
 
+/// R26 (a, b, c): a schema of our name, and an extension that was rolled back.
 #[test]
 fn nothing_is_taken_for_the_extension_that_is_not() {
     let cluster = Cluster::start();
@@ -67,6 +68,7 @@ fn nothing_is_taken_for_the_extension_that_is_not() {
     shop.settle();
 }
 
+/// R26 (d).
 #[test]
 fn without_preload_the_user_is_told() {
     let cluster = Cluster::builder().preload(false).start();
@@ -100,6 +102,7 @@ fn cancelled_worker_and_launcher_stay() {
     assert_eq!(complaints(&cluster, log), [""; 0]);
 }
 
+/// R19 (a).
 #[test]
 fn terminated_worker_comes_back() {
     let cluster = Cluster::start();
@@ -152,6 +155,7 @@ fn server_crash_is_survived() {
     shop.assert_invariant();
 }
 
+/// R09: deadlines are in the table and nowhere else.
 #[test]
 fn orders_that_fell_due_while_the_server_was_down_are_cancelled() {
     let cluster = Cluster::start();
@@ -166,6 +170,7 @@ fn orders_that_fell_due_while_the_server_was_down_are_cancelled() {
     shop.assert_invariant();
 }
 
+/// R61 (a, b, d); (c) is with the databases.
 #[test]
 fn busy_worker_ends_at_once_when_told_to() {
     let cluster = Cluster::start();
@@ -192,6 +197,7 @@ fn busy_worker_ends_at_once_when_told_to() {
     wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.event", 1_i64);
 }
 
+/// R19 (c): stopping the workers in a long call stops nobody else.
 #[test]
 fn stopped_workers_stay_away() {
     let cluster = Cluster::start();
