@@ -2,15 +2,19 @@
 
 mod backlog_faults;
 mod by_hand;
+mod by_hand_faults;
 mod checkout;
 mod claims;
+mod collisions;
 mod contention;
 mod crash_grid;
 mod deadline_index;
 mod deadlines;
+mod deadlock;
 mod failing_rows;
 mod failover;
 mod harness;
+mod leftovers;
 mod memory;
 mod model;
 mod payment_race;
