@@ -96,6 +96,23 @@ fn old_failures_do_not_starve_the_young() {
     }
 }
 
+/// R23: nor when they are alone, and the policy has stopped believing in its function.
+#[test]
+fn bad_rows_do_not_make_a_good_order_late() {
+    let mut shop = shop_with(FORMS[0], "IF o_id <= 40 THEN RAISE 'poison'; END IF;", "");
+    shop.fill(1..=40, "now()");
+    wait_for_value(&mut shop.client, "SELECT state FROM expiry.status", "tripped".to_owned());
+    for id in 101..=103 {
+        // Time for its pauses to grow.
+        shop.fill(id..=id, "now() + interval '3 s'");
+        let cancelled = format!("SELECT status FROM orders WHERE id = {id}");
+        wait_for_value(&mut shop.client, &cancelled, "cancelled".to_owned());
+    }
+    let late = "SELECT extract(epoch FROM max(lateness))::float8 FROM expiry.event WHERE kind = 'cancelled'";
+    let late = shop.value::<f64>(late);
+    assert!(late < 4.0, "{late} s late");
+}
+
 /// R24, R70: the record of a failure does not roll back with it, whatever failed and whenever; and the
 /// worker is the same afterwards.
 #[test]

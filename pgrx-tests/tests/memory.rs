@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pg_expiry_tests::{Shop, rss_anon_kb, wait_until};
+use pg_expiry_tests::{Shop, rss_anon_kb, wait_for_value, wait_until};
 
 /// Each commit makes the worker look; the next one comes when it has. What it finds is nothing.
 const IDLE_PASSES: &str = "DO $$
@@ -76,28 +76,32 @@ fn worker_does_not_grow() {
     assert!(grown_by_kb.iter().all(|kb| *kb <= 2048), "grown by {grown_by_kb:?} kB");
 }
 
-/// The same for what goes wrong: 1,000 failing calls more.
+/// The same for what goes wrong: 1,000 failing rows more.
 #[test]
 fn worker_does_not_grow_by_failures() {
-    let mut shop = Shop::with_settings(&[("pg_expiry.lookahead", "10ms")]);
-    shop.client.batch_execute("CREATE SEQUENCE calls").unwrap();
-    shop.replace_cancel_order("PERFORM nextval('calls'); RAISE 'no' USING DETAIL = repeat('x', 10000)");
-    shop.create_policy(", retry_delay => '1 ms', max_attempts => 1000");
-    // Too few to make the policy suspect the function.
-    shop.fill(1..=5, "now()");
-    let mut wait_for_calls = |calls: i64| {
-        wait_until(format_args!("{calls} calls"), Duration::from_secs(120), || {
-            // Without waiting for the backoff.
-            shop.client.batch_execute("SELECT expiry.retry('orders')").unwrap();
-            match shop.value::<i64>("SELECT last_value FROM calls") {
-                so_far if so_far >= calls => Ok(()),
-                so_far => Err(so_far),
+    let mut shop = Shop::without_policy();
+    shop.replace_cancel_order(
+        "IF order_id % 2 = 0 THEN RAISE 'no' USING DETAIL = repeat('x', 10000); END IF;
+         UPDATE orders SET status = 'cancelled' WHERE id = order_id",
+    );
+    shop.create_policy(", retry_delay => '1 h'");
+    let pid = shop.wait_for_worker();
+    let mut fail = |first: i64, rows: i64| {
+        shop.fill(first..=first + 2 * rows - 1, "now()");
+        wait_until(format_args!("{rows} failures"), Duration::from_secs(120), || {
+            match shop.value::<i64>("SELECT count(*) FROM expiry.failure") {
+                failed if failed == rows => Ok(()),
+                failed => Err(failed),
             }
         });
-        rss_anon_kb(shop.wait_for_worker())
+        // Who has left the due set is forgotten.
+        shop.client.batch_execute("DELETE FROM orders").unwrap();
+        wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.failure", 0_i64);
+        assert_eq!(shop.wait_for_worker(), pid, "another worker proves nothing");
+        rss_anon_kb(pid)
     };
-    let before = wait_for_calls(200);
-    let after = wait_for_calls(1200);
+    let before = fail(1, 100);
+    let after = fail(1001, 1000);
     println!("from {before} kB to {after} kB");
     assert!(after.saturating_sub(before) <= 2048, "from {before} kB to {after} kB");
 }

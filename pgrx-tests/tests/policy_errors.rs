@@ -84,6 +84,7 @@ impl Drop for Yard {
     }
 }
 
+/// R32: what holds no rows of its own, or not for long.
 #[test]
 fn relation_that_cannot_have_a_policy() {
     let mut yard = Yard::new();
@@ -289,6 +290,7 @@ fn name_that_is_taken() {
     assert_eq!(yard.policies(), 2, "one, and its binding");
 }
 
+/// R32: a partition of a table that has a policy, and the other way round.
 #[test]
 fn rows_that_are_under_another_policy() {
     let mut yard = Yard::new();

@@ -23,8 +23,6 @@ fn setting_of_a_session_is_refused() {
         let mut config = shop.db.endpoint.config(&shop.db.name, "postgres");
         let result = config.options(&format!("-c {name}={value}")).connect(pg_expiry_tests::postgres::NoTls);
         assert_eq!(db_error(result.map(drop)).code().code(), "55P02", "{name}");
-        shop.client.batch_execute(&format!("SET {name} TO DEFAULT")).unwrap_or(());
-        shop.client.batch_execute(&format!("ALTER DATABASE {} RESET {name}", shop.db.name)).unwrap();
     }
     assert_eq!(db_error(shop.client.batch_execute("SET pg_expiry.unheard_of = 1")).code().code(), "42602");
 }

@@ -21,11 +21,14 @@ BEGIN
         SELECT e.* FROM @extschema@.event e
         WHERE e.id > events_after.id AND (events_after.name IS NULL OR e.policy = events_after.name)
         ORDER BY e.id LIMIT events_after.max_rows;
+    IF NOT FOUND THEN
+        PERFORM @extschema@.refuse_future_event(events_after.id);
+    END IF;
 END
 $$;
 
 COMMENT ON FUNCTION events_after(bigint, int, text) IS
-    'The events with a greater id, in order, at most max_rows; of one policy, or with NULL of all that you may act for. Whoever has read up to N has missed nothing below N. Errors: 22023 negative id or max_rows, 42704 unknown policy.';
+    'The events with a greater id, in order, at most max_rows; of one policy, or with NULL of all that you may act for. Whoever has read up to N has missed nothing below N. Errors: 22023 negative id or max_rows, or an id that no event has had yet; 42704 unknown policy.';
 
 CREATE FUNCTION fetch_events(consumer text, max_rows int DEFAULT 1000)
     RETURNS SETOF event

@@ -165,7 +165,7 @@ CREATE TABLE consumer (
     fetched    bigint NOT NULL,
     fetched_at timestamptz,
     acked_at   timestamptz
-);
+) WITH (fillfactor = 50);
 
 COMMENT ON TABLE consumer IS 'Readers of events whose place the server keeps.';
 COMMENT ON COLUMN consumer.name IS 'Unique in the database; at most 63 bytes.';

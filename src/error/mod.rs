@@ -35,6 +35,10 @@ pub enum Error {
         id: i64,
         fetched: i64,
     },
+    FutureEvent {
+        id: i64,
+        last: i64,
+    },
     NotPreloaded,
     OutOfRange {
         parameter: &'static str,
@@ -109,6 +113,12 @@ impl Error {
                 format!("event {id} was not fetched yet"),
                 Some(format!("The last event that this consumer fetched is {fetched}.")),
                 Some("Acknowledge what fetch_events() has returned.".into()),
+            ),
+            Self::FutureEvent { id, last } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("there has been no event {id} yet"),
+                Some(format!("The last event id that was given out is {last}.")),
+                Some("It is an id of another database, or from before this one was restored or failed over: begin with an earlier one.".into()),
             ),
             Self::NotPreloaded => (
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

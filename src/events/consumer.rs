@@ -55,6 +55,7 @@ fn subscribe(consumer: Option<&str>, policy: Option<&str>, after: Option<i64>) -
     if let Some(id) = after.filter(|id| *id < 0) {
         Error::OutOfRange { parameter: "after", value: id.to_string() }.raise();
     }
+    after.into_iter().for_each(super::refuse_future);
     let owner = role::current_user();
     let begins = at_home(|spi| {
         let rows = spi.run_once(

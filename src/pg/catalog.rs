@@ -137,6 +137,12 @@ pub fn system_identifier() -> i64 {
     unsafe { pg_sys::GetSystemIdentifier() as i64 }
 }
 
+/// Whether this server is a standby.
+pub fn is_in_recovery() -> bool {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
 /// Whether this transaction, or the whole server in recovery, refuses to write.
 pub fn is_read_only() -> bool {
     // SAFETY: reads a process-global and shared memory.

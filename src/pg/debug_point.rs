@@ -45,3 +45,22 @@ pub fn reach(point: DebugPoint) {
         report_running("goes on");
     }
 }
+
+#[cfg(not(feature = "debug_points"))]
+pub fn queue_scale() -> f64 {
+    1.0
+}
+
+/// By how much the notification queue seems smaller than it is: its 8 GB cannot be filled in a test before
+/// PostgreSQL 17, which has max_notify_queue_pages. Set as `pg_expiry_debug.queue_scale`.
+#[cfg(feature = "debug_points")]
+pub fn queue_scale() -> f64 {
+    use pgrx::pg_sys;
+
+    // SAFETY: a look-up by name that is allowed to find nothing; the text is copied at once.
+    unsafe {
+        let scale = pg_sys::GetConfigOption(c"pg_expiry_debug.queue_scale".as_ptr(), true, false);
+        let scale = (!scale.is_null()).then(|| std::ffi::CStr::from_ptr(scale));
+        scale.and_then(|scale| scale.to_str().ok()?.parse().ok()).unwrap_or(1.0)
+    }
+}

@@ -5,6 +5,8 @@ use std::ffi::{CString, c_char};
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 
+use super::debug_point;
+
 unsafe extern "C-unwind" {
     fn Async_Notify(channel: *const c_char, payload: *const c_char);
 }
@@ -24,7 +26,7 @@ pub fn notify(channel: &str, payload: &str) {
 pub fn queue_usage() -> f64 {
     // SAFETY: the SQL function takes no arguments and looks at none; it returns a float8.
     let usage = unsafe { pg_sys::OidFunctionCall0Coll(PG_NOTIFICATION_QUEUE_USAGE, pg_sys::InvalidOid) };
-    f64::from_bits(usage.value() as u64)
+    f64::from_bits(usage.value() as u64) * debug_point::queue_scale()
 }
 
 /// `pg_notification_queue_usage()` of pg_proc.dat.

@@ -3,16 +3,16 @@
 //! begin again below a quarter, when listeners are told to catch up.
 
 /// Shares of the queue in use.
-const STOP_AT: f64 = 0.5;
-const RESUME_BELOW: f64 = 0.25;
+pub const STOP_AT: f64 = 0.5;
+pub const RESUME_BELOW: f64 = 0.25;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Queue {
     /// Next: Withheld.
     #[default]
     Open,
-    /// Next: Open. Events after `after` were not notified; `None`: there was none to notify yet.
-    Withheld { after: Option<i64> },
+    /// Next: Open.
+    Withheld,
 }
 
 impl Queue {
@@ -20,22 +20,9 @@ impl Queue {
     #[must_use]
     pub fn at_usage(self, usage: f64) -> Self {
         match self {
-            Self::Open if usage > STOP_AT => Self::Withheld { after: None },
-            Self::Withheld { .. } if usage < RESUME_BELOW => Self::Open,
+            Self::Open if usage > STOP_AT => Self::Withheld,
+            Self::Withheld if usage < RESUME_BELOW => Self::Open,
             state => state,
         }
-    }
-
-    /// An event with this id was recorded and not notified.
-    #[must_use]
-    pub fn withholding(self, id: i64) -> Self {
-        match self {
-            Self::Withheld { after: None } => Self::Withheld { after: Some(id - 1) },
-            state => state,
-        }
-    }
-
-    pub fn is_open(self) -> bool {
-        self == Self::Open
     }
 }

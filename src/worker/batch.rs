@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::cancel::{self, Verdict};
-use super::event::{self, Outcome, Recorded};
+use super::event::{self, Outcome};
 use super::settle;
 use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
 use super::waiting::{self, Key, Waiting};
@@ -61,10 +61,10 @@ pub struct Done {
     pub last_deadline: Option<Timestamp>,
     /// When nothing was claimed: the next deadline to come.
     pub next_deadline: Option<Timestamp>,
-    /// The first event that was not notified, of so many.
-    pub first_withheld: Option<i64>,
     /// How long the claim alone took.
     pub claim_time: Duration,
+    /// Those that the calls left in the transaction.
+    pub subtransactions: usize,
 }
 
 /// What a batch that was rolled back was doing.
@@ -207,8 +207,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             })
         })
         .collect();
-    let Recorded { occurred_at, first_withheld } =
-        event::record(spi, policy, "cancelled", &outcomes, order.pushes);
+    let occurred_at = event::record(spi, policy, "cancelled", &outcomes, order.pushes);
     trace.is_recorded.set(true);
 
     debug_point::reach(DebugPoint::Recorded);
@@ -230,8 +229,8 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             .collect(),
         last_deadline: claimed.datum(claimed.count - 1, DEADLINE).map(|at| Timestamp(at.value() as i64)),
         next_deadline: None,
-        first_withheld,
         claim_time,
+        subtransactions: xact::subtransactions(),
     }
 }
 

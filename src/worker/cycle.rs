@@ -20,7 +20,7 @@ use crate::settings;
 const RELOAD_US: i64 = 60_000_000;
 
 /// Statistics of these change without end, and nothing of it matters to a policy.
-const OWN_TABLES: [&str; 5] = ["policy", "binding", "event", "failure", "progress"];
+const OWN_TABLES: [&str; 6] = ["policy", "binding", "event", "failure", "progress", "consumer"];
 
 pub struct Cycle {
     owner: Oid,
@@ -85,12 +85,15 @@ impl Cycle {
             let next_look = clock::now().plus_micros(lookahead_us);
             return Ok(Look { next_look, next_due: None, policies: self.live });
         }
-        while !board::is_to_leave() && self.round()? && !self.must_reload() {}
+        while !board::is_to_leave() && self.round()? && !self.must_reload() {
+            // Here too: there may be no end to what is due.
+            self.prune.step(clock::now());
+        }
         let now = clock::now();
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;
         }
-        self.prune.step(now)?;
+        self.prune.step(now);
         let next_look = self
             .duties
             .iter()

@@ -111,6 +111,7 @@ impl Duty {
     /// Somebody has changed something: the next step reads the failing rows anew and sweeps.
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
+        self.push.want_read();
         self.checked_at = Timestamp(0);
         self.want_look();
     }
@@ -201,7 +202,6 @@ impl Duty {
             Ok(pushes) => pushes,
             Err(error) => return self.disturbed(error, now),
         };
-        self.progress.withheld_after(self.push.withheld_after());
         let retry_is_due = self.waiting.borrow().next().is_some_and(|next| next <= now);
         let probes = self.trip.is_probing();
         let is_fresh = self.trip.pauses_until_us().is_some_and(|until| now.0 < until);
@@ -303,6 +303,7 @@ impl Duty {
         }
         let elapsed_us = clock::now().since(now);
         self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
+        self.size.left_subtransactions(done.claimed, done.subtransactions);
         self.collisions = 0;
         if let Some(rate) = self.policy.max_rate {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");
@@ -318,10 +319,6 @@ impl Duty {
         self.streak.clear();
         self.progress.cancelled(done.cancelled.len(), &done.lateness_us);
         self.progress.declined(done.declined.len());
-        if let Some(first) = done.first_withheld {
-            self.push.withheld(first);
-            self.progress.withheld(done.cancelled.len(), self.push.withheld_after());
-        }
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
             self.decline(key, now);

@@ -56,20 +56,20 @@ fn insert_plan(spi: &Spi) -> &'static Plan {
     })
 }
 
-/// What was recorded.
-#[derive(Clone, Copy, Debug)]
-pub struct Recorded {
-    pub occurred_at: Timestamp,
-    /// The id of the first event that was not notified although the policy notifies.
-    pub first_withheld: Option<i64>,
-}
+/// Notifications that are withheld are counted, and from where listeners are to catch up is noted, in the
+/// transaction itself: whatever happens to this process, they will be told.
+const WITHHOLD: &str = "
+INSERT INTO expiry.progress AS p (policy, withheld_notifications, withheld_after) VALUES ($1, $2, $3)
+ON CONFLICT (policy) DO UPDATE SET
+    withheld_notifications = p.withheld_notifications + excluded.withheld_notifications,
+    withheld_after = coalesce(p.withheld_after, excluded.withheld_after)";
 
 /// Records outcomes of one kind and, if `pushes`, queues their notifications; to be called inside the
-/// transaction that brought them about, under any identity.
-pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], pushes: bool) -> Recorded {
+/// transaction that brought them about, under any identity. Returns their `occurred_at`.
+pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], pushes: bool) -> Timestamp {
     as_superuser_at_home(|| {
         let (Some(events), Some(_)) = (catalog::expiry_relation("event"), outcomes.first()) else {
-            return Recorded { occurred_at: now(), first_withheld: None };
+            return now();
         };
         lock::exclusively(events);
         let occurred_at = now();
@@ -95,16 +95,29 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], push
             ],
         );
         wake::events_at_commit();
-        if policy.notify == Notify::Off {
-            return Recorded { occurred_at, first_withheld: None };
-        }
         let mut ids = (0..rows.count).map(|row| rows.expect::<i64>(row, 0));
+        if policy.notify == Notify::Off {
+            return occurred_at;
+        }
         if pushes {
             push(policy, kind, outcomes, ids, occurred_at);
-            return Recorded { occurred_at, first_withheld: None };
+        } else if let Some(first) = ids.next() {
+            withhold(spi, policy, rows.count, first);
         }
-        Recorded { occurred_at, first_withheld: ids.next() }
+        occurred_at
     })
+}
+
+fn withhold(spi: &Spi, policy: &Policy, events: usize, first: i64) {
+    let events = i64::try_from(events).expect("a batch is far smaller");
+    spi.run_once(
+        WITHHOLD,
+        &[
+            (pg_sys::TEXTOID, spi::text(&policy.name)),
+            (pg_sys::INT8OID, Some(events.into())),
+            (pg_sys::INT8OID, Some((first - 1).into())),
+        ],
+    );
 }
 
 /// No instant to count from; readers of `expiry.event` need not know of infinities.

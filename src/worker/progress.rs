@@ -19,8 +19,6 @@ pub struct Progress {
     pub cancelled: i64,
     pub declined: i64,
     pub failed: i64,
-    withheld: i64,
-    withheld_after: Option<i64>,
     pub last_error: Option<String>,
     lateness_counts: [i64; BUCKETS],
     lateness_max_us: Option<i64>,
@@ -36,8 +34,6 @@ impl Default for Progress {
             cancelled: 0,
             declined: 0,
             failed: 0,
-            withheld: 0,
-            withheld_after: None,
             last_error: None,
             lateness_counts: [0; BUCKETS],
             lateness_max_us: None,
@@ -50,9 +46,8 @@ impl Default for Progress {
 }
 
 const WRITE: &str = "
-INSERT INTO expiry.progress AS p (policy, state, reason, cancelled, declined, failed, lateness_max_ms, lateness_counts, last_error,
-    withheld_notifications, withheld_after, last_run)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, clock_timestamp())
+INSERT INTO expiry.progress AS p (policy, state, reason, cancelled, declined, failed, lateness_max_ms, lateness_counts, last_error, last_run)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, clock_timestamp())
 ON CONFLICT (policy) DO UPDATE SET
     state = excluded.state, reason = excluded.reason,
     cancelled = p.cancelled + excluded.cancelled, declined = p.declined + excluded.declined,
@@ -60,8 +55,6 @@ ON CONFLICT (policy) DO UPDATE SET
     lateness_max_ms = greatest(p.lateness_max_ms, excluded.lateness_max_ms),
     lateness_counts = ARRAY(SELECT coalesce(a, 0) + coalesce(b, 0)
         FROM ROWS FROM (unnest(p.lateness_counts), unnest(excluded.lateness_counts)) WITH ORDINALITY AS u(a, b, n) ORDER BY n),
-    withheld_notifications = p.withheld_notifications + excluded.withheld_notifications,
-    withheld_after = excluded.withheld_after,
     last_error = coalesce(excluded.last_error, p.last_error), last_run = excluded.last_run";
 
 impl Progress {
@@ -85,27 +78,13 @@ impl Progress {
         self.is_changed = true;
     }
 
-    /// Events were recorded that were not notified.
-    pub fn withheld(&mut self, events: usize, after: Option<i64>) {
-        self.withheld += i64::try_from(events).expect("a batch is far smaller");
-        self.withheld_after = after;
-        self.is_changed = true;
-    }
-
-    /// Since which event nothing was notified; `None`: nothing is withheld now.
-    pub fn withheld_after(&mut self, after: Option<i64>) {
-        self.is_changed |= self.withheld_after != after;
-        self.withheld_after = after;
-    }
-
     /// Something keeps being in the way, which is nobody's fault.
     pub fn trouble(&mut self, error: &PgError) {
         self.last_error = Some(error.to_string());
         self.is_changed = true;
     }
 
-    /// `active`, `tripped` or `stopped`, and why.
-    /// Whether that is news.
+    /// `active`, `tripped` or `stopped`, and why. Returns whether that is news.
     pub fn state(&mut self, state: &'static str, reason: Option<String>) -> bool {
         let is_news = self.state != state || self.reason != reason;
         self.state = state;
@@ -157,15 +136,12 @@ impl Progress {
                     (pg_sys::FLOAT8OID, max_ms.and_then(pgrx::IntoDatum::into_datum)),
                     (pg_sys::INT8ARRAYOID, Some(array::of(pg_sys::INT8OID, &counts))),
                     (pg_sys::TEXTOID, self.last_error.as_deref().and_then(spi::text)),
-                    (pg_sys::INT8OID, Some(self.withheld.into())),
-                    (pg_sys::INT8OID, self.withheld_after.map(Into::into)),
                 ],
             );
         })?;
         *self = Self {
             state: self.state,
             reason: self.reason.take(),
-            withheld_after: self.withheld_after,
             written_at: now,
             is_changed: false,
             ..Self::default()

@@ -1,10 +1,15 @@
-//! Retention: old events are deleted in small batches, by the workers, when nothing else is to be done.
+//! Retention: old events are deleted in small batches by the workers.
+//!
+//! A pass walks over the events from the least id on, as far as they are old, and begins again by and by:
+//! what it has kept for a consumer it meets again, so passes take at most 2 % of the time.
 
 use pgrx::pg_sys;
 
 use super::failure::in_own_transaction;
 use crate::pg::caught::PgError;
-use crate::pg::clock::Timestamp;
+use crate::pg::clock::{self, Timestamp};
+use crate::rules::sweep;
+use crate::rules::throttle::Throttle;
 use crate::settings;
 
 /// How often a worker looks whether there is anything old.
@@ -13,24 +18,31 @@ const PAUSE_US: i64 = 10_000_000;
 const BREATH_US: i64 = 10_000;
 const BATCH: i64 = 1_000;
 /// Events that a named consumer has not acknowledged are kept so many times longer.
-pub const CONSUMER_PATIENCE: i64 = 4;
+const CONSUMER_PATIENCE: i64 = 4;
 
 /// Ids and times ascend together, so the oldest events are those with the least ids. `$1` is where the
 /// last batch ended: what was deleted below is not walked over again.
 const DELETE: &str = "
 WITH oldest AS (
-    SELECT id, occurred_at FROM expiry.event WHERE id > $1 ORDER BY id LIMIT $2
+    SELECT id, policy, owner, occurred_at FROM expiry.event WHERE id > $1 ORDER BY id LIMIT $2
 ), old AS (
-    SELECT id FROM oldest
-    WHERE occurred_at < $3
-      AND (occurred_at < $4 OR id <= coalesce((SELECT min(acked) FROM expiry.consumer), 9223372036854775807))
+    SELECT * FROM oldest WHERE occurred_at < $3
+), deleted AS (
+    DELETE FROM expiry.event e USING old o
+    WHERE e.id = o.id AND (o.occurred_at < $4 OR NOT EXISTS (
+        SELECT FROM expiry.consumer c
+        WHERE c.acked < o.id AND (c.policy IS NULL OR c.policy = o.policy) AND pg_has_role(c.owner, o.owner, 'USAGE')))
 )
-DELETE FROM expiry.event e USING old WHERE e.id = old.id RETURNING e.id";
+SELECT max(id), count(*) FROM old";
 
 #[derive(Debug, Default)]
 pub struct Prune {
     next_at: Option<Timestamp>,
+    /// Where this pass is, when it began, and how long it has taken.
     floor: i64,
+    began_us: i64,
+    took_us: i64,
+    throttle: Throttle,
 }
 
 impl Prune {
@@ -39,47 +51,56 @@ impl Prune {
         self.next_at.unwrap_or(now)
     }
 
-    /// Deletes a batch of old events, if it is time to.
-    pub fn step(&mut self, now: Timestamp) -> Result<(), PgError> {
-        let retention_us = settings::event_retention_s() * 1_000_000;
+    /// Deletes a batch of old events, if it is time to. What goes wrong here is no reason to cancel nothing.
+    pub fn step(&mut self, now: Timestamp) {
         if self.next_at.is_some_and(|at| at > now && at.since(now) <= PAUSE_US) {
-            return Ok(());
+            return;
         }
         self.next_at = Some(now.plus_micros(PAUSE_US));
+        let retention_us = settings::event_retention_s() * 1_000_000;
         if retention_us == 0 {
-            return Ok(());
+            return;
         }
-        let deleted = in_own_transaction(|spi| {
-            spi.run_once("SET LOCAL synchronous_commit = off", &[]);
-            spi.run_once("SET LOCAL lock_timeout = '100ms'", &[]);
-            let rows = spi.run_once(
-                DELETE,
-                &[
-                    (pg_sys::INT8OID, Some(self.floor.into())),
-                    (pg_sys::INT8OID, Some(BATCH.into())),
-                    (pg_sys::TIMESTAMPTZOID, Some(now.plus_micros(-retention_us).datum())),
-                    (
-                        pg_sys::TIMESTAMPTZOID,
-                        Some(now.plus_micros(-retention_us * CONSUMER_PATIENCE).datum()),
-                    ),
-                ],
-            );
-            let ids: Vec<i64> = (0..rows.count).map(|row| rows.expect(row, 0)).collect();
-            ids
-        });
-        match deleted {
+        match delete(
+            self.floor,
+            now.plus_micros(-retention_us),
+            now.plus_micros(-retention_us * CONSUMER_PATIENCE),
+        ) {
+            Ok((last, walked)) => {
+                let ended = clock::now();
+                self.took_us += ended.since(now);
+                self.floor = last.unwrap_or(self.floor);
+                if walked == BATCH {
+                    self.next_at = Some(ended.plus_micros(BREATH_US));
+                } else if sweep::is_due(ended.0, self.began_us, self.took_us, PAUSE_US) {
+                    (self.floor, self.began_us, self.took_us) = (0, ended.0, 0);
+                }
+            }
             // Another worker is at it.
-            Err(error) if error.sqlstate == "55P03" => Ok(()),
-            Err(error) => Err(error),
-            Ok(ids) if ids.is_empty() => {
-                self.floor = 0;
-                Ok(())
+            Err(error) if error.sqlstate == "55P03" => (),
+            Err(error) if self.throttle.allows(&error.message, now.0) => {
+                pgrx::warning!("pg_expiry: old events could not be deleted: {error}");
             }
-            Ok(ids) => {
-                self.floor = ids.into_iter().max().unwrap_or(self.floor);
-                self.next_at = Some(now.plus_micros(BREATH_US));
-                Ok(())
-            }
+            Err(_) => (),
         }
     }
+}
+
+/// Walks over a batch of events that are older than `before` and deletes those that no consumer waits for,
+/// or that are older than `long_before`. Returns the last event walked over, and how many there were.
+fn delete(floor: i64, before: Timestamp, long_before: Timestamp) -> Result<(Option<i64>, i64), PgError> {
+    in_own_transaction(|spi| {
+        spi.run_once("SET LOCAL synchronous_commit = off", &[]);
+        spi.run_once("SET LOCAL lock_timeout = '100ms'", &[]);
+        let walked = spi.run_once(
+            DELETE,
+            &[
+                (pg_sys::INT8OID, Some(floor.into())),
+                (pg_sys::INT8OID, Some(BATCH.into())),
+                (pg_sys::TIMESTAMPTZOID, Some(before.datum())),
+                (pg_sys::TIMESTAMPTZOID, Some(long_before.datum())),
+            ],
+        );
+        (walked.get(0, 0), walked.expect(0, 1))
+    })
 }

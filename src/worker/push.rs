@@ -2,6 +2,9 @@
 //! notification queue from being emptied, and when it is full, every COMMIT that notifies fails: ours, and
 //! everybody's. So notifications are withheld long before, events are recorded all the same, and when the
 //! queue has drained, listeners are told from where to catch up.
+//!
+//! From where is written by the transaction that withholds (see `event`), so that it is known whoever
+//! withheld, a worker that was killed or a `CALL expiry.run()`.
 
 use pgrx::pg_sys;
 
@@ -15,12 +18,17 @@ use crate::rules::queue::Queue;
 /// The state of one policy's notifications.
 #[derive(Debug, Default)]
 pub struct Push {
-    queue: Queue,
-    /// Whether a former worker has withheld any is read once.
-    is_known: bool,
+    /// `None`: whether somebody has withheld any is still to be read.
+    queue: Option<Queue>,
 }
 
-const READ: &str = "SELECT withheld_after FROM expiry.progress WHERE policy = $1";
+const READ: &str = "SELECT FROM expiry.progress WHERE policy = $1 AND withheld_after IS NOT NULL";
+
+/// Waits for whoever is withholding just now.
+const TAKE: &str = "
+UPDATE expiry.progress p SET withheld_after = NULL
+FROM (SELECT withheld_after FROM expiry.progress WHERE policy = $1 AND withheld_after IS NOT NULL FOR UPDATE) before
+WHERE p.policy = $1 RETURNING before.withheld_after";
 
 impl Push {
     /// Whether the next batch may notify. Tells listeners to catch up when it may again.
@@ -28,57 +36,58 @@ impl Push {
         if policy.notify == Notify::Off {
             return Ok(true);
         }
-        if !self.is_known {
-            self.queue = read(&policy.name)?;
-            self.is_known = true;
-        }
-        let before = self.queue;
-        self.queue = before.at_usage(notify::queue_usage());
-        match (before, self.queue) {
-            (Queue::Open, Queue::Withheld { .. }) => warn(policy),
-            (Queue::Withheld { after: Some(after) }, Queue::Open) => {
-                pgrx::log!("pg_expiry: policy \"{}\": notifications go on", policy.name);
-                let resync = payload::resync(&policy.name, after);
-                in_own_transaction(|_| notify::notify(&policy.channel, &resync))?;
-            }
+        let before = match self.queue {
+            Some(queue) => queue,
+            None => read(&policy.name)?,
+        };
+        let queue = before.at_usage(notify::queue_usage());
+        match (before, queue) {
+            (Queue::Open, Queue::Withheld) => warn(policy),
+            (Queue::Withheld, Queue::Open) => resync(policy)?,
             _ => (),
         }
-        Ok(self.queue.is_open())
+        // Only now: after an error all of it is to be done again.
+        self.queue = Some(queue);
+        Ok(queue == Queue::Open)
     }
 
     /// Whether listeners wait for being told to catch up.
     pub fn is_withheld(&self) -> bool {
-        !self.queue.is_open()
+        self.queue == Some(Queue::Withheld)
     }
 
-    /// The event after which nothing was notified, as long as that is so.
-    pub fn withheld_after(&self) -> Option<i64> {
-        match self.queue {
-            Queue::Withheld { after } => after,
-            Queue::Open => None,
+    /// Somebody else may have withheld some: it is read again.
+    pub fn want_read(&mut self) {
+        if !self.is_withheld() {
+            self.queue = None;
         }
-    }
-
-    /// A batch has recorded events without notifying them, this one first.
-    pub fn withheld(&mut self, first: i64) {
-        self.queue = self.queue.withholding(first);
     }
 
     /// The queue was full at a commit.
     pub fn overflowed(&mut self, policy: &Policy) {
-        if self.queue.is_open() {
+        if !self.is_withheld() {
             warn(policy);
         }
-        self.queue = self.queue.at_usage(1.0);
+        self.queue = Some(Queue::Withheld);
     }
 }
 
 fn read(policy: &str) -> Result<Queue, PgError> {
     in_own_transaction(|spi| {
-        let rows = spi.run_once(READ, &[(pg_sys::TEXTOID, spi::text(policy))]);
-        let after: Option<i64> = if rows.is_empty() { None } else { rows.get(0, 0) };
-        after.map_or(Queue::Open, |after| Queue::Withheld { after: Some(after) })
+        let withheld = spi.run_once(READ, &[(pg_sys::TEXTOID, spi::text(policy))]);
+        if withheld.is_empty() { Queue::Open } else { Queue::Withheld }
     })
+}
+
+fn resync(policy: &Policy) -> Result<(), PgError> {
+    in_own_transaction(|spi| {
+        let before = spi.run_once(TAKE, &[(pg_sys::TEXTOID, spi::text(&policy.name))]);
+        if !before.is_empty() {
+            notify::notify(&policy.channel, &payload::resync(&policy.name, before.expect(0, 0)));
+        }
+    })?;
+    pgrx::log!("pg_expiry: policy \"{}\": notifications go on", policy.name);
+    Ok(())
 }
 
 fn warn(policy: &Policy) {

@@ -103,6 +103,7 @@ fn drop_goes_through() {
     }
 }
 
+/// R17 (i, ii).
 #[test]
 fn unrelated_databases_come_and_go() {
     for is_busy in [false, true] {

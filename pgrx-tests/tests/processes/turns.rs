@@ -44,6 +44,7 @@ fn one_slot_is_enough_for_everything() {
     shop.assert_invariant();
 }
 
+/// R25.
 #[test]
 fn no_slot_is_said_once_and_shown_and_over_when_it_is_over() {
     let cluster = cluster_with(2);
