@@ -2,19 +2,23 @@
 
 mod backlog_faults;
 mod by_hand;
+mod by_hand_faults;
 mod checkout;
 mod claims;
+mod collisions;
 mod consumers;
 mod contention;
 mod crash_grid;
 mod deadline_index;
 mod deadlines;
+mod deadlock;
 mod event_order;
 mod event_wait;
 mod events;
 mod failing_rows;
 mod failover;
 mod harness;
+mod leftovers;
 mod memory;
 mod model;
 mod payment_race;

@@ -16,7 +16,7 @@ const MAX_ATTEMPTS: i32 = 4;
 
 /// Histories; PG_EXPIRY_MODEL_RUNS for long runs.
 fn runs() -> u32 {
-    env::var("PG_EXPIRY_MODEL_RUNS").map_or(6, |n| n.parse().expect("PG_EXPIRY_MODEL_RUNS"))
+    env::var("PG_EXPIRY_MODEL_RUNS").map_or(10, |n| n.parse().expect("PG_EXPIRY_MODEL_RUNS"))
 }
 
 /// A deadline, from now.
