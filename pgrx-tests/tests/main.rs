@@ -3,6 +3,7 @@
 mod backlog_faults;
 mod by_hand;
 mod claims;
+mod clients;
 mod consumers;
 mod contention;
 mod crash_grid;
