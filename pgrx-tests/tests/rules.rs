@@ -9,4 +9,5 @@ mod backoff;
 mod batch_size;
 mod deadline;
 mod payload;
+mod queue;
 mod small;
