@@ -10,22 +10,8 @@ fail_without_server() {
   fail "there is no PostgreSQL $version to be had; PG${version}_PG_CONFIG=/path/to/pg_config names one"
 }
 
-as_root() {
-  if ((EUID == 0)); then
-    "$@"
-  elif command -v sudo >/dev/null; then
-    sudo "$@"
-  else
-    fail "this needs root, and there is no sudo: $*"
-  fi
-}
-
 is_installed() {
   [[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
-}
-
-apt_install() {
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
 }
 
 # The server's package creates and starts a cluster of its own, which nobody here wants:

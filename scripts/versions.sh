@@ -66,3 +66,17 @@ chosen_version() {
 build_for() {
   export PGRX_HOME="$CARGO_TARGET_DIR/pgrx/$1"
 }
+
+as_root() {
+  if ((EUID == 0)); then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    fail "this needs root, and there is no sudo: $*"
+  fi
+}
+
+apt_install() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
+}

@@ -139,7 +139,7 @@ fn resync_outlives_the_worker() {
     let [pid] = worker_pids(&mut stuck.shop.client)[..] else { panic!("one worker") };
     stuck.shop.fill(3001..=3001, "now()");
     wait_until("the event", PATIENCE, || {
-        stuck.shop.value::<i64>("SELECT count(*) FROM expiry.event") == 5001
+        stuck.shop.value::<i64>("SELECT count(*) FROM expiry.event") == 3001
     });
     signal(pid, Signal::TERM);
     wait_until("another worker", PATIENCE, || {

@@ -1,7 +1,7 @@
 //! Two or more owners of orders in one database, each served by a worker of its own; for the tests of events.
 
-use pg_expiry_tests::Db;
 use pg_expiry_tests::postgres::Client;
+use pg_expiry_tests::{Db, wait_for_value};
 
 pub struct Tenants {
     pub superuser: Client,
@@ -30,7 +30,12 @@ impl Tenants {
                 ))
                 .unwrap();
         }
-        Tenants { superuser, db, names }
+        let mut tenants = Tenants { superuser, db, names };
+        // An index build waits for all older transactions, and some test holds a worker in one.
+        let indexed =
+            "SELECT count(*) FROM pg_index WHERE indpred IS NOT NULL AND indisvalid AND indrelid >= 16384";
+        wait_for_value(&mut tenants.superuser, indexed, i64::try_from(count).unwrap());
+        tenants
     }
 
     /// Orders of one tenant; `pay_by` is SQL in which `id` may occur.

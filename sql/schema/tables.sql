@@ -93,7 +93,7 @@ COMMENT ON COLUMN event.id IS 'Ascending, with gaps; also the idempotency key of
 COMMENT ON COLUMN event.policy IS 'Name of the policy.';
 COMMENT ON COLUMN event.owner IS 'The role for which the row was cancelled.';
 COMMENT ON COLUMN event.key IS 'Key columns by name; 64-bit integers and numerics as JSON strings.';
-COMMENT ON COLUMN event.kind IS 'cancelled, quarantined, reminder or resync.';
+COMMENT ON COLUMN event.kind IS 'cancelled or quarantined.';
 COMMENT ON COLUMN event.deadline IS 'The instant after which the row was due, timeout included; NULL: no finite one.';
 COMMENT ON COLUMN event.stated_deadline IS 'The deadline column itself, where the policy adds a timeout.';
 COMMENT ON COLUMN event.occurred_at IS 'When the row was cancelled.';
@@ -151,7 +151,7 @@ COMMENT ON COLUMN progress.cancelled IS 'Rows cancelled.';
 COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
 COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
 COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
-COMMENT ON COLUMN progress.withheld_after IS 'While notifications are withheld: the last event before them.';
+COMMENT ON COLUMN progress.withheld_after IS 'Until listeners have been told to catch up: the last event before those that were not notified.';
 COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
 COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';

@@ -207,6 +207,9 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             })
         })
         .collect();
+    if !outcomes.is_empty() {
+        event::wait_for_turn(settings::lock_timeout_ms());
+    }
     let occurred_at = event::record(spi, policy, "cancelled", &outcomes, order.pushes);
     trace.is_recorded.set(true);
 

@@ -64,6 +64,15 @@ ON CONFLICT (policy) DO UPDATE SET
     withheld_notifications = p.withheld_notifications + excluded.withheld_notifications,
     withheld_after = coalesce(p.withheld_after, excluded.withheld_after)";
 
+/// Waits for the others who are writing events, at most `lock_timeout_ms` (0: for ever). They are few and
+/// quick, and all of the batch is done: giving up as soon as for a lock of a customer's would waste it.
+pub fn wait_for_turn(lock_timeout_ms: i32) {
+    if let Some(events) = catalog::expiry_relation("event") {
+        let limit = lock_timeout_ms.to_string();
+        with_settings(&[("lock_timeout", &limit)], || lock::exclusively(events));
+    }
+}
+
 /// Records outcomes of one kind and, if `pushes`, queues their notifications; to be called inside the
 /// transaction that brought them about, under any identity. Returns their `occurred_at`.
 pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], pushes: bool) -> Timestamp {

@@ -9,7 +9,8 @@ use pg_expiry_tests::{
 };
 
 use super::common::{
-    SECOND, SOON, complaints, other_worker, shop_on, sleep_in_cancel_function, wait_for_rest, worker,
+    SECOND, SOON, complaints, other_worker, shop_on, sleep_in_cancel_function, wait_for_rest,
+    wake_from_cancel_function, worker,
 };
 
 #[test]
@@ -192,7 +193,7 @@ fn busy_worker_ends_at_once_when_told_to() {
     cluster.start_again();
     shop.client = shop.db.connect();
     assert_eq!(shop.status(1), "pending");
-    shop.replace_cancel_order("UPDATE orders SET status = 'cancelled' WHERE id = order_id");
+    wake_from_cancel_function(&mut shop);
     wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.event", 1_i64);
 }
 
