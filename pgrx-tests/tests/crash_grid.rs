@@ -168,7 +168,9 @@ fn interrupted_worker_goes_on() {
                 moment.sign()
             );
             // What it says it is at stays there for a moment when its transaction is over.
-            let interrupted: String = grid.shop.value(&begun);
+            let interrupted: String = wait_until("its transaction", PATIENCE, || {
+                grid.shop.client.query_opt(&begun, &[]).unwrap().map(|row| row.get(0))
+            });
             signal(pid, Signal::INT);
             wait_until(format_args!("another transaction to be at {moment:?}"), PATIENCE, || {
                 let row = grid.shop.client.query_opt(&begun, &[]).unwrap();
