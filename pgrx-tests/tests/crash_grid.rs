@@ -164,10 +164,13 @@ fn interrupted_worker_goes_on() {
         let (pid, holder) = grid.reach(moment);
         if moment != Moment::Idle {
             let begun = format!(
-                "SELECT xact_start::text FROM pg_stat_activity WHERE pid = {pid} AND {}",
+                "SELECT xact_start::text FROM pg_stat_activity WHERE pid = {pid} AND xact_start IS NOT NULL AND {}",
                 moment.sign()
             );
-            let interrupted: String = grid.shop.value(&begun);
+            // What it says it is at stays there for a moment when its transaction is over.
+            let interrupted: String = wait_until("its transaction", PATIENCE, || {
+                grid.shop.client.query_opt(&begun, &[]).unwrap().map(|row| row.get(0))
+            });
             signal(pid, Signal::INT);
             wait_until(format_args!("another transaction to be at {moment:?}"), PATIENCE, || {
                 let row = grid.shop.client.query_opt(&begun, &[]).unwrap();
