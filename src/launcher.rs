@@ -62,11 +62,11 @@ impl Launcher {
         }
         self.reap(now);
         let plan = board::plan(settings::max_workers(), now);
-        for task in plan.start {
-            self.start(task, now);
-        }
+        let refused = plan.start.into_iter().filter(|task| !self.start(*task, now)).count();
         let scan_at = self.scan_at.unwrap_or(now);
-        plan.again_at.map_or(scan_at, |at| at.min(scan_at))
+        // Somebody may have to make room.
+        let again_at = if refused > 0 { Some(now) } else { plan.again_at };
+        again_at.map_or(scan_at, |at| at.min(scan_at))
     }
 
     /// Takes note of the databases in which something has changed that nobody was there to hear.
@@ -122,10 +122,11 @@ impl Launcher {
         }
     }
 
-    fn start(&mut self, task: Task, now: Timestamp) {
+    /// False: the server has no slot for it.
+    fn start(&mut self, task: Task, now: Timestamp) -> bool {
         if let Some(started) = bgworker::start(task.kind.backend_type(), task.encode()) {
             self.started.insert(task, started);
-            return;
+            return true;
         }
         board::note_refused(task, now);
         // One that is just ending will give its slot back in a moment.
@@ -136,6 +137,7 @@ impl Launcher {
                 Some("You might need to increase \"max_worker_processes\"."),
             );
         }
+        false
     }
 
     /// Forgets processes that have ended.

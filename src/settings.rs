@@ -202,7 +202,7 @@ pub fn register() {
     int(
         c"pg_expiry.lock_timeout",
         c"How long a worker waits for a lock.",
-        c"Keep it below deadlock_timeout, so that in a deadlock the worker gives way. 0 means no limit.",
+        c"At most four fifths of deadlock_timeout are used, so that in a deadlock the worker gives way, and less while waiting is in vain. 0 means no limit.",
         &LOCK_TIMEOUT,
         (0, i32::MAX),
         GucFlags::UNIT_MS,

@@ -190,18 +190,18 @@ impl Shop {
     #[track_caller]
     pub fn assert_invariant(&mut self) {
         let wrong = self.client.query(
-            "SELECT o.id, o.status, o.pay_by::text, e.events, f.failures
-             FROM orders o
-             CROSS JOIN LATERAL (SELECT count(*) AS events FROM expiry.event
-                 WHERE kind = 'cancelled' AND (key->>'id')::bigint = o.id) e
-             CROSS JOIN LATERAL (SELECT count(*) AS failures FROM expiry.failure
-                 WHERE (key->>'id')::bigint = o.id) f
-             WHERE CASE o.status
+            "SELECT id, status, pay_by::text, events, failures
+             FROM orders
+             LEFT JOIN (SELECT (key->>'id')::bigint AS id, count(*) AS n FROM expiry.event
+                        WHERE kind = 'cancelled' GROUP BY 1) e USING (id)
+             LEFT JOIN (SELECT (key->>'id')::bigint AS id, count(*) AS n FROM expiry.failure GROUP BY 1) f USING (id),
+             LATERAL (SELECT coalesce(e.n, 0) AS events, coalesce(f.n, 0) AS failures) c
+             WHERE CASE status
                  WHEN 'paid' THEN events <> 0
                  WHEN 'cancelled' THEN events <> 1 OR failures <> 0
-                 WHEN 'pending' THEN events <> 0 OR failures > 1 OR (failures = 0 AND o.pay_by <= now())
+                 WHEN 'pending' THEN events <> 0 OR failures > 1 OR (failures = 0 AND pay_by <= now())
                  ELSE true END
-             ORDER BY o.id LIMIT 20",
+             ORDER BY id LIMIT 20",
             &[],
         );
         let wrong = wrong.expect("orders, events and failures");

@@ -1,10 +1,11 @@
 //! Backlogs in which something is wrong: a few bad rows, a broken function, a worker that is killed all
 //! the time. Everything that can be cancelled is, once and soon.
 
+use std::env;
 use std::time::{Duration, Instant};
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Shop, wait_for_value, wait_until};
+use pg_expiry_tests::{Cluster, Shop, Signal, signal, wait_for_value, wait_until, worker_pids};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const CANCELLED: &str = "SELECT count(*) FROM expiry.event WHERE kind = 'cancelled'";
@@ -126,4 +127,53 @@ fn function_that_always_raises_trips_the_policy() {
 #[test]
 fn function_that_never_cancels_trips_the_policy() {
     broken_function("PERFORM 1", "2F000");
+}
+
+/// Calls the whole batch at once, which is how one would cancel so many.
+const CANCEL_MANY: &str = "
+    CREATE FUNCTION cancel_orders(ids bigint[]) RETURNS void LANGUAGE sql AS $$
+        UPDATE orders SET status = 'cancelled', cancelled_at = clock_timestamp() WHERE id = ANY (ids);
+        UPDATE stock SET qty = qty + cardinality(ids) WHERE sku = 1;
+    $$";
+
+#[test]
+fn worker_that_is_ended_all_the_time_cancels_each_row_once() {
+    const ROWS: i64 = 200_000;
+    let cluster = Cluster::start();
+    let mut shop = Shop::in_database(cluster.create_database());
+    shop.db.create_extension();
+    shop.fill(1..=ROWS, "now() - interval '1 s' * id");
+    shop.create_policy(", paused => true");
+    if env::var_os("PG_EXPIRY_BACKLOG_BY_ROW").is_none() {
+        shop.client.batch_execute(CANCEL_MANY).unwrap();
+        let alter = "SELECT expiry.alter_policy('orders', cancel_function => 'cancel_orders(bigint[])')";
+        shop.client.batch_execute(alter).unwrap();
+    }
+    resume(&mut shop);
+    let (mut terminated, mut killed) = (0, false);
+    let begun = Instant::now();
+    while shop.value::<i64>("SELECT count(*) FROM orders WHERE status = 'pending'") > 0 {
+        let pid = wait_until("a worker", PATIENCE, || worker_pids(&mut shop.client).first().copied());
+        shop.client.batch_execute("SELECT pg_sleep(0.7)").unwrap();
+        if !killed && shop.value::<i64>(CANCELLED) > ROWS / 2 {
+            killed = true;
+            signal(pid, Signal::KILL);
+            wait_until("the sessions to be ended", PATIENCE, || shop.client.batch_execute("SELECT").is_err());
+            shop.client = wait_until("the server", PATIENCE, || {
+                shop.db.endpoint.try_connect(&shop.db.name, "postgres")
+            });
+        } else {
+            terminated += 1;
+            shop.client.execute("SELECT pg_terminate_backend($1)", &[&pid]).unwrap();
+        }
+    }
+    println!("{ROWS} rows in {:?}, {terminated} terminations", begun.elapsed());
+    assert!(killed && terminated > 2, "killed: {killed}, terminated {terminated} times");
+    let disorder = "SELECT count(*) FROM (SELECT occurred_at < lag(occurred_at) OVER (ORDER BY id) AS is_back
+        FROM expiry.event) e WHERE is_back";
+    assert_eq!(shop.value::<i64>(disorder), 0);
+    assert_eq!(shop.value::<i64>("SELECT count(DISTINCT key) FROM expiry.event"), ROWS);
+    assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), ROWS);
+    assert_eq!(shop.value::<i64>(FAILURES), 0);
+    assert_eq!(shop.value::<i64>("SELECT qty - 1000000::bigint FROM stock"), ROWS);
 }

@@ -178,6 +178,27 @@ fn batch_is_never_larger_than_its_size() {
     }
 }
 
+/// The work for a row does not grow with the backlog: neither the claim nor the check after the calls
+/// walks over all that is due.
+#[test]
+fn backlog_is_read_once_and_not_once_a_batch() {
+    const ROWS: i64 = 10_000;
+    let mut shop = Shop::without_policy();
+    // Without statistics. The deadlines differ: as long as somebody, in whatever database, keeps dead index
+    // entries alive, those of the same deadline are walked over.
+    shop.client.batch_execute("ALTER TABLE orders SET (autovacuum_enabled = off)").unwrap();
+    shop.fill(1..=ROWS, "now() - interval '1 min' + id * interval '1 us'");
+    shop.create_policy(", batch_size => 50");
+    shop.wait_for_cancelled(ROWS);
+    let settled = "SELECT n_tup_upd >= 10000 FROM pg_stat_user_tables WHERE relname = 'orders'";
+    wait_for_value(&mut shop.client, settled, true);
+    let read = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'orders'";
+    let read = shop.value::<i64>(read);
+    println!("{read} index entries read for {ROWS} rows");
+    assert!(read < 40 * ROWS, "{read} index entries read for {ROWS} rows");
+    shop.assert_invariant();
+}
+
 /// R35: what other tables say is no predicate, and the cancel function sees it as it is when it is
 /// called, not as it was when the row was claimed.
 #[test]

@@ -171,7 +171,8 @@ fn interrupted_worker_goes_on() {
             signal(pid, Signal::INT);
             wait_until(format_args!("another transaction to be at {moment:?}"), PATIENCE, || {
                 let row = grid.shop.client.query_opt(&begun, &[]).unwrap();
-                row.is_some_and(|row| row.get::<_, String>(0) != interrupted)
+                // NULL: between the two.
+                row.and_then(|row| row.get::<_, Option<String>>(0)).is_some_and(|begun| begun != interrupted)
             });
             grid.assert_nothing_done(moment);
         } else {

@@ -54,6 +54,9 @@ fn ids_of(tenants: &mut Tenants, tenant: usize) -> Vec<i64> {
 #[test]
 fn nobody_overtakes_who_has_written_his_events() {
     let mut tenants = Tenants::new(2, "");
+    // The build of the second's would wait for the first's transaction, which is about to be held.
+    let valid = "SELECT count(*) FROM expiry.status WHERE index_state = 'valid'";
+    wait_until("both deadline indexes", PATIENCE, || tenants.value::<i64>(valid) == 2);
     let holder = held(&tenants);
     tenants.fill(0, 1..=3, "now()");
     wait_for_held(&mut tenants, 0);

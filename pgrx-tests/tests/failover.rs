@@ -24,6 +24,7 @@ fn on(cluster: &Cluster, shop: &Shop) -> Shop {
     Shop { db, client }
 }
 
+/// R59.
 #[test]
 fn standby_goes_on_where_the_primary_has_stopped() {
     let primary = Cluster::start();

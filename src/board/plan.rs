@@ -107,6 +107,8 @@ impl Board {
         let mut again = |at: Option<Micros>| {
             again_at = [again_at, at].into_iter().flatten().min();
         };
+        let refused = self.databases.iter().flat_map(|database| [&database.scout, &database.builder]);
+        let refused = refused.filter(|process| process.state == State::NoSlot).count();
         let mut scouts = self.databases.iter().filter(|database| database.scout.is_alive()).count();
         let mut served = HashMap::new();
         for index in 0..DATABASES {
@@ -142,8 +144,6 @@ impl Board {
             }
         }
         let others = leave.iter().filter(|index| self.posts[**index].process.is_alive()).count();
-        let refused = self.databases.iter().flat_map(|database| [&database.scout, &database.builder]);
-        let refused = refused.filter(|process| process.state == State::NoSlot).count();
         let turns = take_turns(&candidates, max_workers.saturating_sub(others), refused, now);
         again(turns.again_at);
         bells.set_turns_wanted(turns.are_some_waiting);

@@ -176,7 +176,26 @@ pub fn connect(database: Option<Oid>, application_name: &str) {
             pg_sys::GucSource::PGC_S_OVERRIDE,
         );
     }
+    lift_transaction_timeout();
 }
+
+/// The server's limit on transactions, which would end the process, is for clients; our calls have
+/// cancel_timeout.
+#[cfg(any(feature = "pg17", feature = "pg18"))]
+fn lift_transaction_timeout() {
+    // SAFETY: a setting of this process; PGC_S_OVERRIDE outranks the configuration.
+    unsafe {
+        pg_sys::SetConfigOption(
+            c"transaction_timeout".as_ptr(),
+            c"0".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+}
+
+#[cfg(not(any(feature = "pg17", feature = "pg18")))]
+fn lift_transaction_timeout() {}
 
 /// What pg_stat_activity shows while the process works.
 pub fn report_running(activity: &str) {

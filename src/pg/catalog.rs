@@ -33,7 +33,8 @@ pub fn write(sql: &'static str, arguments: &[(Oid, Argument)]) -> usize {
 
 fn run<R>(sql: &'static str, arguments: &[(Oid, Argument)], f: impl FnOnce(&Rows<'_>) -> R) -> R {
     role::as_superuser(|| {
-        guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || {
+        let pinned = [("search_path", PINNED_SEARCH_PATH), ("quote_all_identifiers", "off")];
+        guc::with_settings(&pinned, || {
             spi::connected(|spi| {
                 let known = PLANS.with_borrow(|plans| plans.get(sql).cloned());
                 let plan = known.unwrap_or_else(|| {

@@ -4,6 +4,11 @@ use std::ffi::CString;
 
 use pgrx::pg_sys;
 
+/// Sets one setting for good, in a process of ours and outside of any transaction.
+pub fn set_for_session(name: &str, value: &str) {
+    set(name, value, pg_sys::GucAction::GUC_ACTION_SET);
+}
+
 /// Sets one setting until the end of the transaction, as SET LOCAL does, with the rights of a superuser.
 pub fn set_local(name: &str, value: &str) {
     set(name, value, pg_sys::GucAction::GUC_ACTION_LOCAL);

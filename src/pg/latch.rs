@@ -30,9 +30,7 @@ pub fn wait_until(instant: Timestamp) -> Woken {
     loop {
         let left_us = until.since(clock::now());
         if left_us <= 0 {
-            // Also one that never sleeps must notice that the postmaster is gone.
-            wait_latch(0);
-            return if answer_signals() { Woken::Reload } else { Woken::Time };
+            return if glance() { Woken::Reload } else { Woken::Time };
         }
         // The latch waits in whole milliseconds; the rest is too short for anybody to miss us.
         let is_set = if left_us >= 1_000 { wait_latch(left_us / 1_000) } else { nap(left_us) };
@@ -43,6 +41,13 @@ pub fn wait_until(instant: Timestamp) -> Woken {
             return Woken::Latch;
         }
     }
+}
+
+/// For a process that has too much to do to sleep: it must notice all the same that the postmaster is
+/// gone, that it has been told to end, or (true) that the settings may have changed. Resets the latch.
+pub fn glance() -> bool {
+    wait_latch(0);
+    answer_signals()
 }
 
 /// Sleeps in a session that waits for something, between two looks. Its statement can be cancelled.

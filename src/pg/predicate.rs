@@ -16,6 +16,18 @@ use super::guc;
 /// runs under this path.
 pub const PINNED_SEARCH_PATH: &str = "pg_catalog, pg_temp";
 
+/// With these no text that PostgreSQL writes depends on the session, and every session reads it alike.
+const PINNED_STYLE: [(&str, &str); 8] = [
+    ("search_path", PINNED_SEARCH_PATH),
+    ("DateStyle", "ISO, YMD"),
+    ("IntervalStyle", "iso_8601"),
+    ("TimeZone", "UTC"),
+    ("bytea_output", "hex"),
+    ("extra_float_digits", "3"),
+    ("lc_monetary", "C"),
+    ("quote_all_identifiers", "off"),
+];
+
 /// A column that a condition speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
@@ -68,7 +80,7 @@ pub fn parse(relation: Oid, text: &str) -> String {
 
 /// The text of a tree with today's names. Takes ACCESS SHARE on the relation.
 pub fn deparse(relation: Oid, tree: &str) -> String {
-    guc::with_settings(&[("search_path", PINNED_SEARCH_PATH)], || {
+    guc::with_settings(&PINNED_STYLE, || {
         // SAFETY: the tree was written by `parse` in this database; raises if something is gone.
         unsafe {
             let node = read(tree);

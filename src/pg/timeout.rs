@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 
+use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 
 /// `STATEMENT_TIMEOUT` of utils/timeout.h, the same from 15 to 18.
@@ -37,4 +38,10 @@ pub fn limited<R>(limit_ms: c_int, f: impl FnOnce() -> R) -> R {
 pub(super) fn disable_all() {
     // SAFETY: see above.
     unsafe { pg_guard_ffi_boundary(|| disable_all_timeouts(false)) };
+}
+
+/// After so long a wait for a lock, sessions like this one look whether it is a deadlock.
+pub fn deadlock_timeout_ms() -> c_int {
+    // SAFETY: a setting's variable.
+    unsafe { pg_sys::DeadlockTimeout }
 }

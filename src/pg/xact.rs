@@ -135,6 +135,15 @@ pub fn leaving_transaction<R>(f: impl FnOnce() -> R) -> R {
     }
 }
 
+/// How many subtransactions of this transaction have written something and are not rolled back; when they
+/// are more than a backend can cache, more than that.
+pub fn subtransactions() -> usize {
+    // SAFETY: our own PGPROC, which nobody else writes to; its fields were set by xact.c in this process.
+    let cache = unsafe { (*pg_sys::MyProc).subxidStatus };
+    let cached = usize::from(cache.count);
+    if cache.overflowed { cached * 4 } else { cached }
+}
+
 /// Runs all constraint triggers that were deferred, now.
 pub fn check_deferred_constraints() {
     // SAFETY: the statement SET CONSTRAINTS ALL IMMEDIATE, built as the parser builds it; a node in

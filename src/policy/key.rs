@@ -13,6 +13,8 @@ const CANDIDATES: &str = "\
 SELECT i.indexrelid, a.attname::text, a.atttypid, t.typarray, format_type(a.atttypid, -1),
        format('OPERATOR(%I.%s)', n.nspname, o.oprname),
        a.attnotnull AND i.indcollation[k.n] = a.attcollation AND t.typarray <> 0
+       AND NOT EXISTS (SELECT FROM pg_constraint f WHERE f.conrelid = a.attrelid AND f.contype = 'n'
+                       AND f.conkey = ARRAY[a.attnum] AND NOT f.convalidated)
 FROM pg_index i
 JOIN pg_class x ON x.oid = i.indexrelid AND x.relam = 403
 CROSS JOIN LATERAL generate_series(0, i.indnkeyatts - 1) k(n)

@@ -9,6 +9,7 @@ mod function;
 pub mod index;
 mod key;
 mod load;
+mod predicate;
 mod relation;
 mod resolve;
 mod stored;

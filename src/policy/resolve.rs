@@ -10,11 +10,11 @@ use super::definition::Definition;
 use super::key;
 use super::relation::{Column, Relation};
 use super::stored::{Binding, Stored};
-use super::{CancelFunction, KeyColumn, Policy, deadline, function};
-use crate::error::{Error, PolicyError};
+use super::{CancelFunction, KeyColumn, Policy, deadline, function, predicate};
+use crate::error::PolicyError;
 use crate::pg::caught::PgError;
-use crate::pg::predicate::{self, PINNED_SEARCH_PATH};
-use crate::pg::{catalog, guc, role, xact};
+use crate::pg::predicate::PINNED_SEARCH_PATH;
+use crate::pg::{guc, role, xact};
 use crate::settings;
 
 /// A policy that has been checked, and the row that belongs to it: names of today, and the binding.
@@ -25,7 +25,7 @@ pub struct Resolved {
 
 /// Where a text comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Origin {
+pub(super) enum Origin {
     Caller,
     Stored,
     Setting,
@@ -41,7 +41,7 @@ pub fn resolve(relation: &Relation, mut stored: Stored, given: &Definition) -> R
 
     let column = resolve_deadline(relation, &stored, &bound, given)?;
     let rule = deadline::rule(column, &values, given)?;
-    let predicate = resolve_predicate(relation, &stored, &bound, given)?;
+    let predicate = predicate::resolve(relation, &stored, &bound, given)?;
     let (function, function_owner, function_schema) =
         resolve_function(relation, &key, &stored, &bound, given)?;
 
@@ -101,7 +101,7 @@ fn set_if_given(name: &mut Option<String>, today: &str) {
 }
 
 /// The text of a parameter that every policy must have, and where it comes from.
-fn text_of(
+pub(super) fn text_of(
     parameter: &'static str,
     given: Option<&String>,
     stored: Option<&String>,
@@ -118,13 +118,20 @@ fn text_of(
 
 /// Runs `f` with the search path that texts of this origin are read by, and with the rights of the
 /// owner: what he may not see is not found, and what is evaluated on the way is evaluated as he.
-fn reading<R>(origin: Origin, relation: &Relation, f: impl FnOnce() -> R) -> R {
+pub(super) fn reading<R>(origin: Origin, relation: &Relation, f: impl FnOnce() -> R) -> R {
     let path = match origin {
         Origin::Caller => return role::as_user(relation.owner, f),
         Origin::Stored => PINNED_SEARCH_PATH.to_owned(),
         Origin::Setting => search_path(&relation.schema, &relation.schema),
     };
-    guc::with_settings(&[("search_path", &path)], || role::as_user(relation.owner, f))
+    // In whatever session it is read, it means the same.
+    let settings = [
+        ("search_path", path.as_str()),
+        ("TimeZone", "UTC"),
+        ("DateStyle", "ISO, YMD"),
+        ("IntervalStyle", "postgres"),
+    ];
+    guc::with_settings(&settings, || role::as_user(relation.owner, f))
 }
 
 fn resolve_deadline<'a>(
@@ -148,100 +155,8 @@ fn resolve_deadline<'a>(
     }
 }
 
-/// How long a predicate that must be read again waits for whoever has locked the relation.
-const LOCK_WAIT: &str = "100ms";
-
-/// A predicate as text, and as parsed.
-struct Predicate {
-    sql: String,
-    tree: String,
-    columns: Vec<String>,
-}
-
-fn resolve_predicate(
-    relation: &Relation,
-    stored: &Stored,
-    bound: &Binding,
-    given: &Definition,
-) -> Result<Predicate, PolicyError> {
-    let (text, origin) = text_of(
-        "predicate",
-        given.predicate.as_ref(),
-        stored.definition.predicate.as_ref(),
-        settings::predicate,
-    )?;
-    if let (Origin::Stored, true, Some(tree)) = (origin, bound.is_valid, &bound.predicate_tree) {
-        return follow_predicate(relation, &text, tree, bound.predicate_columns.as_deref());
-    }
-    if origin == Origin::Caller {
-        catalog::lock_shared(relation.oid);
-    } else if !lock_soon(relation) {
-        return Err(PolicyError::RelationBusy { relation: relation.sql.clone() });
-    }
-    parse_predicate(relation, &text, origin)
-}
-
-/// Parsing and writing back open the relation. A worker must not wait long for somebody who has
-/// locked it, nor could it do anything with the rows.
-fn lock_soon(relation: &Relation) -> bool {
-    catalog::try_lock_shared(relation.oid)
-        || attempt(|| {
-            guc::with_settings(&[("lock_timeout", LOCK_WAIT)], || catalog::lock_shared(relation.oid))
-        })
-        .is_ok()
-}
-
-fn parse_predicate(relation: &Relation, text: &str, origin: Origin) -> Result<Predicate, PolicyError> {
-    attempt(|| {
-        let tree = reading(origin, relation, || predicate::parse(relation.oid, text));
-        write_predicate(relation, tree)
-    })
-    .map_err(|error| predicate_error(relation, text, error))
-}
-
-fn write_predicate(relation: &Relation, tree: String) -> Predicate {
-    let sql = role::as_user(relation.owner, || predicate::deparse(relation.oid, &tree));
-    let columns: Vec<&Column> =
-        predicate::columns_of(&tree).iter().filter_map(|column| relation.column(column.number)).collect();
-    if let Some(column) = columns.iter().find(|column| column.is_virtual) {
-        Error::from(PolicyError::VirtualColumn { column: column.name.clone() }).raise();
-    }
-    Predicate { sql, tree, columns: columns.iter().map(|column| column.name.clone()).collect() }
-}
-
-/// The predicate that was parsed before, under the names of today.
-fn follow_predicate(
-    relation: &Relation,
-    text: &str,
-    tree: &str,
-    known_names: Option<&[String]>,
-) -> Result<Predicate, PolicyError> {
-    let read = attempt(|| predicate::columns_of(tree));
-    let columns = read.map_err(|error| predicate_error(relation, text, error))?;
-    let today: Vec<Option<&Column>> = columns.iter().map(|column| relation.column(column.number)).collect();
-    if let Some(gone) = today.iter().position(Option::is_none) {
-        let name = known_names.and_then(|names| names.get(gone)).map_or(text, String::as_str);
-        return Err(PolicyError::UnknownColumn { relation: relation.sql.clone(), column: name.into() });
-    }
-    let names: Vec<String> = today.iter().flatten().map(|column| column.name.clone()).collect();
-    let has_types =
-        columns.iter().zip(today.iter().flatten()).all(|(then, now)| then.type_oid == now.type_oid);
-    if !lock_soon(relation) {
-        if has_types && known_names == Some(names.as_slice()) {
-            return Ok(Predicate { sql: text.into(), tree: tree.into(), columns: names });
-        }
-        return Err(PolicyError::RelationBusy { relation: relation.sql.clone() });
-    }
-    match attempt(|| write_predicate(relation, tree.into())) {
-        Ok(predicate) if has_types => Ok(predicate),
-        Ok(predicate) => parse_predicate(relation, &predicate.sql, Origin::Stored),
-        // A function or type in it is gone; perhaps it is there again under its name.
-        Err(_) => parse_predicate(relation, text, Origin::Stored),
-    }
-}
-
 /// Runs what the parser may refuse; trouble of the server itself is raised on.
-fn attempt<R>(f: impl FnOnce() -> R) -> Result<R, PgError> {
+pub(super) fn attempt<R>(f: impl FnOnce() -> R) -> Result<R, PgError> {
     xact::subtransaction(f).map_err(|error| {
         // XX000: "cache lookup failed" for what has just been dropped. 55P03: locked by another.
         if error.is_about_input() || ["XX000", "55P03"].contains(&error.sqlstate.as_str()) {
@@ -249,16 +164,6 @@ fn attempt<R>(f: impl FnOnce() -> R) -> Result<R, PgError> {
         }
         error.raise()
     })
-}
-
-/// What the parser says, in the terms of a predicate: all that an index predicate may not have is one
-/// kind of error to us.
-fn predicate_error(relation: &Relation, text: &str, mut error: PgError) -> PolicyError {
-    // Subqueries and set-returning functions, aggregates, window functions, other tables, parameters.
-    if ["0A000", "42803", "42P20", "42P01", "42P02"].contains(&error.sqlstate.as_str()) {
-        error.sqlstate = "42P17".into();
-    }
-    PolicyError::Predicate { relation: relation.sql.clone(), text: text.into(), error: Box::new(error) }
 }
 
 /// The function, its owner, and its schema.

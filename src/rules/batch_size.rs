@@ -13,7 +13,13 @@ pub struct BatchSize {
     fitting: usize,
     /// Rows among which one makes the batch fail; 0: none known.
     suspects: usize,
+    /// Rows whose subtransactions a backend can cache, as far as is known.
+    roomy: usize,
 }
+
+/// Subtransactions that a batch should do with. A backend caches 64 (PGPROC_MAX_CACHED_SUBXIDS); beyond
+/// them every session that reads the rows becomes slow.
+const ROOM: usize = 48;
 
 /// A first guess that even a slow function finishes in the target time.
 const FIRST: usize = 32;
@@ -21,16 +27,17 @@ const FIRST: usize = 32;
 impl BatchSize {
     pub fn new(cap: usize) -> Self {
         let cap = cap.max(1);
-        Self { cap, fitting: FIRST.min(cap), suspects: 0 }
+        Self { cap, fitting: FIRST.min(cap), suspects: 0, roomy: usize::MAX }
     }
 
     /// The size of the next batch, at least 1.
     pub fn next(&self) -> usize {
-        match self.suspects {
+        let size = match self.suspects {
             0 => self.fitting,
             1 => 1,
             suspects => (suspects / 2).min(self.fitting),
-        }
+        };
+        size.min(self.roomy)
     }
 
     /// A batch of `rows` took `elapsed_us` and committed.
@@ -44,6 +51,15 @@ impl BatchSize {
         } else if rows >= self.fitting && elapsed_us <= target_us / 2 {
             self.fitting = (self.fitting * 2).min(self.cap);
         }
+    }
+
+    /// The calls for a batch of `rows` left so many subtransactions: a cancel function that catches errors
+    /// has one or more a row.
+    pub fn left_subtransactions(&mut self, rows: usize, subtransactions: usize) {
+        self.roomy = match subtransactions {
+            0 => usize::MAX,
+            some => (ROOM * rows / some).max(1),
+        };
     }
 
     /// A batch of `rows` failed and nobody knows which row it was.

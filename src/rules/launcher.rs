@@ -15,7 +15,8 @@
 //!      │                   └────────────┴──── Registered ──▶ Starting
 //! ```
 //!
-//! done: Ended, Retired; gone: Died, Terminated. Called changes none, but ends the wait in Idle and in Resting; SlotFreed the one in NoSlot.
+//! done: Ended, Retired; gone: Died, Terminated. Called changes no state, but ends the wait in Idle and in
+//! Resting; SlotFreed the one in NoSlot.
 
 /// Microseconds since whenever: this file has no clock.
 pub type Micros = i64;

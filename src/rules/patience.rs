@@ -14,9 +14,11 @@ const MOST_HALVINGS: u32 = 10;
 const RECOVERY_US: i64 = 5_000_000;
 
 impl Patience {
-    /// `setting_ms`: the longest wait; 0 is for ever.
-    pub fn limit_ms(self, setting_ms: i32, now_us: i64) -> i32 {
-        (setting_ms >> self.halvings_at(now_us)).max(LEAST_MS.min(setting_ms))
+    /// `setting_ms`: the longest wait; 0 is for ever. Else it is over before `deadlock_timeout_ms`, when
+    /// somebody who waits for us looks for a deadlock: of two, it is he who would lose.
+    pub fn limit_ms(self, setting_ms: i32, deadlock_timeout_ms: i32, now_us: i64) -> i32 {
+        let most_ms = setting_ms.min((deadlock_timeout_ms / 5 * 4).max(1));
+        (most_ms >> self.halvings_at(now_us)).max(LEAST_MS.min(most_ms))
     }
 
     /// A wait was in vain.
@@ -39,14 +41,20 @@ mod tests {
         let mut patience = Patience::default();
         let limits: Vec<i32> = (0..8)
             .map(|_| {
-                let limit_ms = patience.limit_ms(500, 0);
+                let limit_ms = patience.limit_ms(500, 1000, 0);
                 patience.ran_out(0);
                 limit_ms
             })
             .collect();
         assert_eq!(limits, [500, 250, 125, 62, 31, 15, 10, 10]);
-        assert_eq!(patience.limit_ms(500, 4 * RECOVERY_US), 31);
-        assert_eq!(patience.limit_ms(500, 60 * RECOVERY_US), 500);
-        assert_eq!((patience.limit_ms(0, 0), patience.limit_ms(4, 0)), (0, 4));
+        assert_eq!(patience.limit_ms(500, 1000, 4 * RECOVERY_US), 31);
+        assert_eq!(patience.limit_ms(500, 1000, 60 * RECOVERY_US), 500);
+        assert_eq!((patience.limit_ms(0, 1000, 0), patience.limit_ms(4, 1000, 0)), (0, 4));
+    }
+
+    #[test]
+    fn is_over_before_anybody_looks_for_a_deadlock() {
+        let limits = [1, 10, 100, 600, 1000].map(|timeout| Patience::default().limit_ms(500, timeout, 0));
+        assert_eq!(limits, [1, 8, 80, 480, 500]);
     }
 }

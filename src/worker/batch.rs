@@ -25,8 +25,8 @@ use crate::pg::{array, json, xact};
 use crate::policy::Policy;
 use crate::settings;
 
-/// How far below the server's deadlock_timeout a worker looks for a deadlock, so that it, not the
-/// customer, gives way.
+/// When a worker that waits for a lock looks for a deadlock: sooner than the customer, so that it is the
+/// worker who gives way.
 const DEADLOCK_TIMEOUT: &str = "20ms";
 
 /// What a batch is to do.
@@ -36,6 +36,8 @@ pub struct Order<'a> {
     pub waiting: &'a Rc<RefCell<Waiting>>,
     /// A probe: see [`Which::Youngest`].
     pub youngest_first: bool,
+    /// Whether rows that something was in the way of, and whose wait is over, are taken as well.
+    pub takes_collided: bool,
     pub floor: Timestamp,
     pub now: Timestamp,
     pub limit: usize,
@@ -61,6 +63,8 @@ pub struct Done {
     pub next_deadline: Option<Timestamp>,
     /// How long the claim alone took.
     pub claim_time: Duration,
+    /// Those that the calls left in the transaction.
+    pub subtransactions: usize,
 }
 
 /// What a batch that was rolled back was doing.
@@ -160,7 +164,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         true => Which::All,
         false => Which::NotWaiting,
     };
-    waiting::exclude(order.waiting, order.now);
+    waiting::exclude(order.waiting, order.now, order.takes_collided);
     let begun = Instant::now();
     let limit = i64::try_from(order.limit).unwrap_or(i64::MAX);
     let claimed = statements.claim(
@@ -229,6 +233,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         last_deadline: claimed.datum(claimed.count - 1, DEADLINE).map(|at| Timestamp(at.value() as i64)),
         next_deadline: None,
         claim_time,
+        subtransactions: xact::subtransactions(),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::board;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{catalog, inval, wake, xact};
+use crate::pg::{catalog, inval, latch, wake, xact};
 use crate::policy::{self, Loaded};
 use crate::settings;
 
@@ -126,6 +126,7 @@ impl Cycle {
     }
 
     fn must_reload(&mut self) -> bool {
+        self.is_reload_due |= latch::glance();
         let generation = wake::generation();
         let changed_by_users = self.generation.replace(generation) != Some(generation);
         if changed_by_users {

@@ -16,6 +16,7 @@ use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
+use crate::pg::timeout;
 use crate::policy::Policy;
 use crate::rules::backoff;
 use crate::rules::batch_size::BatchSize;
@@ -23,6 +24,9 @@ use crate::rules::patience::Patience;
 use crate::rules::sweep;
 use crate::rules::trip::{Seen, Trip};
 use crate::settings;
+
+/// Of so many claims and one more, one takes rows that have collided.
+const CLAIMS_WITHOUT_COLLIDED: u32 = 3;
 
 pub struct Duty {
     pub policy: Policy,
@@ -42,6 +46,8 @@ pub struct Duty {
     /// One after the other, with no success between.
     pub(super) collisions: u32,
     pub(super) patience: Patience,
+    /// Claims since rows that have collided had their turn.
+    claims_without_collided: u32,
     /// The last claim was not empty: there may be more.
     pub(super) is_draining: bool,
     /// Rows that have failed since the last success, for the first time.
@@ -84,6 +90,7 @@ impl Duty {
             pauses_until: Timestamp(0),
             collisions: 0,
             patience: Patience::default(),
+            claims_without_collided: 0,
             is_draining: false,
             streak: Vec::new(),
             probed_at: Timestamp(0),
@@ -105,6 +112,7 @@ impl Duty {
     pub fn want_failures(&mut self) {
         self.reads_failures = true;
         self.push.want_read();
+        self.checked_at = Timestamp(0);
         self.want_look();
     }
 
@@ -142,6 +150,12 @@ impl Duty {
     pub fn next_look(&self) -> Timestamp {
         let earliest = if self.is_draining { Timestamp(0) } else { self.next_interest() };
         self.not_before().map_or(earliest, |pause| earliest.max(pause))
+    }
+
+    /// When it is worth trying again what something was in the way of.
+    pub fn collided_until(&self) -> Option<Timestamp> {
+        let pause = (self.collisions > 0).then_some(self.pauses_until);
+        pause.or_else(|| self.waiting.borrow().next_collided())
     }
 
     fn next_interest(&self) -> Timestamp {
@@ -200,15 +214,23 @@ impl Duty {
             () => self.floor,
         };
         let limit = if probes { 1 } else { self.limit().min(most) };
+        // They are the oldest, and if there are many, the others would never get their turn.
+        let takes_collided = !self.is_draining || self.claims_without_collided >= CLAIMS_WITHOUT_COLLIDED;
+        self.claims_without_collided = if takes_collided { 0 } else { self.claims_without_collided + 1 };
         let order = Order {
             policy: &self.policy,
             statements: &self.statements,
             waiting: &self.waiting,
             youngest_first: probes,
+            takes_collided,
             floor: floor.max(self.policy.starts_at.unwrap_or(Timestamp::NEGATIVE_INFINITY)),
             now,
             limit,
-            lock_timeout_ms: self.patience.limit_ms(settings::lock_timeout_ms(), now.0),
+            lock_timeout_ms: self.patience.limit_ms(
+                settings::lock_timeout_ms(),
+                timeout::deadlock_timeout_ms(),
+                now.0,
+            ),
             pushes,
             in_worker: self.in_worker,
         };
@@ -223,7 +245,14 @@ impl Duty {
                     self.last_sweep = now;
                     self.sweep_us = i64::try_from(done.claim_time.as_micros()).unwrap_or(i64::MAX);
                 }
-                self.succeeded(done, limit, now, sweeps)
+                let left_some = !takes_collided
+                    && (sweeps || done.claimed == 0)
+                    && self.waiting.borrow().next_collided().is_some_and(|next| next <= now);
+                if done.claimed == 0 && left_some {
+                    self.claims_without_collided = CLAIMS_WITHOUT_COLLIDED;
+                    return Step::Again { cancelled: 0 };
+                }
+                self.succeeded(done, limit, now, sweeps && !left_some)
             }
             Err(failed) => self.failed(failed, is_fresh, now),
         }
@@ -274,6 +303,7 @@ impl Duty {
         }
         let elapsed_us = clock::now().since(now);
         self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
+        self.size.left_subtransactions(done.claimed, done.subtransactions);
         self.collisions = 0;
         if let Some(rate) = self.policy.max_rate {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");

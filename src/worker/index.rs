@@ -11,7 +11,7 @@ use pgrx::pg_sys::{self, Oid};
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
-use crate::pg::{catalog, database, latch, predicate, utility, wake, xact};
+use crate::pg::{catalog, database, guc, latch, predicate, utility, wake, xact};
 use crate::policy::built_index::{self, BuiltIndex};
 use crate::policy::index::{self, IndexState};
 use crate::policy::{self, Loaded, Policy};
@@ -21,16 +21,29 @@ const PATIENT: &[(&str, &str)] = &[("search_path", predicate::PINNED_SEARCH_PATH
 /// For a lock that others wait for behind us.
 const BRIEF: &[(&str, &str)] = &[("search_path", predicate::PINNED_SEARCH_PATH), ("lock_timeout", "30ms")];
 const BRIEF_ATTEMPTS: u32 = 20;
+/// A build waits for older transactions as long as it takes, whatever the server's defaults are; but in a
+/// deadlock it gives way.
+const OF_THE_PROCESS: &[(&str, &str)] = &[
+    ("lock_timeout", "0"),
+    ("deadlock_timeout", "10ms"),
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    ("transaction_timeout", "0"),
+];
 
 /// What the index builder's process runs: builds the index of this policy, or drops what is left of
 /// one that is gone. Connected as a superuser, outside of any transaction.
 pub fn build_named(name: &str) {
+    for (setting, value) in OF_THE_PROCESS {
+        guc::set_for_session(setting, value);
+    }
     let result = transaction(|| policy::load(name)).and_then(|loaded| match loaded {
         Some(Loaded::Ready(policy) | Loaded::Indexing(policy)) => build(&policy),
         Some(Loaded::Paused | Loaded::Restored | Loaded::Stopped(_)) => Ok(()),
         None => drop_orphan(name),
     });
+    // Whoever wanted it asks again if something was in the way.
     if let Err(error) = result
+        && !is_busy(&error)
         && transaction(|| database::has_extension(c"pg_expiry")).unwrap_or(true)
     {
         pgrx::warning!("pg_expiry: deadline index of policy \"{name}\": {error}");

@@ -23,10 +23,10 @@ pub mod waiting;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use self::cycle::{Cycle, Look};
+use self::cycle::Cycle;
 use crate::board::{self, Assignment, Work};
 use crate::pg::caught::PgError;
-use crate::pg::clock::{self, Timestamp};
+use crate::pg::clock;
 use crate::pg::latch::Woken;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::{bgworker, database, latch, log, wake, xact};
@@ -59,36 +59,36 @@ pub fn run(argument: u64) {
     }
 }
 
+/// However many ask for a look, there is this much time from one to the next.
+const BREATH_US: i64 = 5_000;
+
 /// The worker's loop: look, sleep until there is something to see, until it is not needed any more.
 fn serve(owner: Oid) {
     let mut cycle = Cycle::new(owner);
     let mut trouble = Trouble::default();
-    loop {
-        if board::is_to_leave() {
-            return;
-        }
-        let (generation, looks) = (wake::generation(), wake::looks());
+    while !board::is_to_leave() {
+        let (generation, looks, started) = (wake::generation(), wake::looks(), clock::now());
         bgworker::report_running("looking for due rows");
         let next_look = match xact::surviving(|| cycle.look()).flatten() {
-            Ok(Look { policies: 0, .. }) => {
-                board::retire(generation);
-                return;
-            }
-            Ok(look) => {
+            Ok(look) if look.policies > 0 => {
                 trouble.is_over();
                 board::publish(look.next_due, look.policies, looks);
-                look.next_look
+                Some(look.next_look)
             }
-            Err(_) if !has_extension() => {
+            Err(error) if has_extension() => {
+                trouble.rest_after(&error, generation);
+                cycle.want_reload();
+                None
+            }
+            _ => {
                 board::retire(generation);
                 return;
             }
-            Err(error) => trouble.wait_after(&error),
         };
+        // Who has asked for a look meanwhile set a latch that a statement may have waited on, and reset.
+        let next_look = next_look.filter(|_| wake::looks() == looks);
         bgworker::report_idle("");
-        // What came in during the look may have been taken for something else by a statement that
-        // waited on the same latch.
-        if wake::looks() == looks && latch::wait_until(next_look) == Woken::Reload {
+        if latch::wait_until(next_look.unwrap_or(started.plus_micros(BREATH_US))) == Woken::Reload {
             cycle.want_reload();
         }
     }
@@ -119,8 +119,9 @@ impl Trouble {
         self.errors = 0;
     }
 
-    /// Says what happened, once a minute; returns when to try again.
-    fn wait_after(&mut self, error: &PgError) -> Timestamp {
+    /// Says what happened, once a minute, and waits before the next attempt, longer each time, unless
+    /// somebody changes a policy or a setting.
+    fn rest_after(&mut self, error: &PgError, generation: u64) {
         let now = clock::now();
         if self.throttle.allows(&error.message, now.0) {
             log::warning(
@@ -129,8 +130,13 @@ impl Trouble {
                 error.hint.as_deref(),
             );
         }
-        let wait_us = 1_000_000_i64 << self.errors.min(6);
+        let until = now.plus_micros((1_000_000_i64 << self.errors.min(6)).min(60_000_000));
         self.errors += 1;
-        now.plus_micros(wait_us.min(60_000_000))
+        bgworker::report_idle("");
+        while !board::is_to_leave() && wake::generation() == generation {
+            if latch::wait_until(until) != Woken::Latch {
+                return;
+            }
+        }
     }
 }

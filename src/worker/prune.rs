@@ -76,8 +76,8 @@ impl Prune {
                     (self.floor, self.began_us, self.took_us) = (0, ended.0, 0);
                 }
             }
-            // Another worker is at it.
-            Err(error) if error.sqlstate == "55P03" => (),
+            // Another worker is at it, or the extension has just been dropped.
+            Err(error) if matches!(error.sqlstate.as_str(), "55P03" | "42P01") => (),
             Err(error) if self.throttle.allows(&error.message, now.0) => {
                 pgrx::warning!("pg_expiry: old events could not be deleted: {error}");
             }

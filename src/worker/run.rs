@@ -6,11 +6,15 @@ use pgrx::pg_sys;
 
 use super::duty::{Duty, Step};
 use super::index;
+use super::trouble::QUERY_CANCELED;
 use crate::error::Error;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{clock, shmem, xact};
+use crate::pg::{clock, latch, shmem, xact};
 use crate::policy::{self, Loaded, Policy};
+
+/// So long after the last success a run gives up what others are in the way of.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often a long run says how far it is.
 const NOTICE_PAUSE: Duration = Duration::from_secs(5);
@@ -20,7 +24,7 @@ const NOTICE_PAUSE: Duration = Duration::from_secs(5);
 CREATE PROCEDURE run(name text DEFAULT NULL, max_rows bigint DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON PROCEDURE run(text, bigint) IS
-    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. max_rate does not apply.';
+    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply.';
 ")]
 fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {
@@ -39,7 +43,7 @@ fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallIn
     let is_all = name.is_none();
     let mut left = max_rows.map_or(usize::MAX, |rows| usize::try_from(rows).unwrap_or(usize::MAX));
     let result = xact::leaving_transaction(|| {
-        names.iter().try_for_each(|name| run_policy(name, is_all, &mut left))?;
+        run_policies(&names, is_all, &mut left)?;
         if is_all && !shmem::is_available() { index::drop_orphans() } else { Ok(()) }
     });
     if let Err(error) = result {
@@ -47,20 +51,45 @@ fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallIn
     }
 }
 
+/// One policy in trouble is its own trouble: the others are worked on, and then its error is raised.
+fn run_policies(names: &[String], is_all: bool, left: &mut usize) -> Result<(), PgError> {
+    let mut first_error = Ok(());
+    for name in names {
+        match run_policy(name, is_all, left) {
+            Err(error) if error.sqlstate == QUERY_CANCELED => return Err(error),
+            result => first_error = first_error.and(result),
+        }
+    }
+    first_error
+}
+
 fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError> {
     let Some(policy) = ready(name, is_all)? else { return Ok(()) };
     let mut duty = Duty::new(Policy { max_rate: None, ..policy }, false);
     let begun = Instant::now();
     let mut said = begun;
+    let mut last_success = begun;
     let mut done = 0;
+    let mut outcome = Ok(());
     while *left > 0 {
         match duty.step(*left) {
             Step::Again { cancelled } => {
                 *left -= cancelled.min(*left);
                 done += cancelled;
+                if cancelled > 0 {
+                    last_success = Instant::now();
+                }
             }
-            Step::Rest => break,
-            Step::Broken(error) => return Err(error),
+            Step::Rest => match duty.collided_until() {
+                Some(until) if last_success.elapsed() < PATIENCE => {
+                    latch::pause((until.since(clock::now()) / 1000).clamp(1, 1000));
+                }
+                _ => break,
+            },
+            Step::Broken(error) => {
+                outcome = Err(error);
+                break;
+            }
         }
         xact::check_for_interrupts();
         if said.elapsed() >= NOTICE_PAUSE {
@@ -69,7 +98,9 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             pgrx::notice!("policy \"{name}\": {done} rows cancelled so far, {rate} a second");
         }
     }
-    duty.progress.write(name, clock::now())
+    // What was done was done, also if there is an error now.
+    let written = duty.progress.write(name, clock::now());
+    outcome.and(written)
 }
 
 /// The policy, when it can be worked on; of several, those that cannot are passed over.

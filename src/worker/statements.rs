@@ -191,26 +191,18 @@ fn next_sql(policy: &Policy) -> String {
 
 fn settle_sql(policy: &Policy) -> String {
     let arrays: Vec<String> = (0..policy.key.len()).map(|i| format!("${}", i + 2)).collect();
-    let names: Vec<String> = (0..policy.key.len()).map(|i| format!("pg_expiry_k{i}")).collect();
+    let names: Vec<String> = (0..policy.key.len()).map(|i| format!("k{i}")).collect();
     let matches: Vec<String> = policy
         .key
         .iter()
         .zip(&names)
         .map(|(column, name)| {
             let column_name = pgrx::spi::quote_identifier(&column.name);
-            format!("{ROW}.{column_name} {} pg_expiry_called.{name}", column.equals_sql)
+            format!("{ROW}.{column_name} {} pg_expiry_asked.{name}", column.equals_sql)
         })
         .collect();
-    format!(
-        "SELECT pg_expiry_called.pg_expiry_n FROM ROWS FROM (unnest({})) WITH ORDINALITY \
-         AS pg_expiry_called ({}, pg_expiry_n) JOIN {} ON {} WHERE ({}) AND {}",
-        arrays.join(", "),
-        names.join(", "),
-        from(policy),
-        matches.join(" AND "),
-        policy.predicate,
-        policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", "$1"),
-    )
+    let asked = format!("ROWS FROM (unnest({}))", arrays.join(", "));
+    due_among(policy, &asked, &names.join(", "), &matches.join(" AND "), "$1")
 }
 
 fn recheck_sql(policy: &Policy) -> String {
@@ -227,12 +219,21 @@ fn recheck_sql(policy: &Policy) -> String {
             )
         })
         .collect();
+    due_among(policy, "unnest($2)", "key", &matches.join(" AND "), "$1")
+}
+
+/// The positions (from 1) of those among `asked` whose row is due.
+///
+/// Each row is looked up by its key, and only then is it seen whether it is due: a planner who knows the
+/// condition in time may think that few rows are due, and walk over all of the backlog for every batch.
+/// OFFSET 0 keeps it from him.
+fn due_among(policy: &Policy, asked: &str, columns: &str, matches: &str, now: &str) -> String {
     format!(
-        "SELECT pg_expiry_asked.n FROM unnest($2) WITH ORDINALITY AS pg_expiry_asked (key, n) \
-         JOIN {} ON {} WHERE ({}) AND {}",
-        from(policy),
-        matches.join(" AND "),
+        "SELECT pg_expiry_asked.pg_expiry_n FROM {asked} WITH ORDINALITY AS pg_expiry_asked ({columns}, pg_expiry_n), \
+         LATERAL (SELECT ({}) AND {} AS is_due FROM {} WHERE {matches} OFFSET 0) AS pg_expiry_found \
+         WHERE pg_expiry_found.is_due",
         policy.predicate,
-        policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", "$1"),
+        policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", now),
+        from(policy),
     )
 }

@@ -13,17 +13,18 @@ use crate::rules::trip::{Seen, THRESHOLD, Trip};
 use crate::settings;
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
-const QUERY_CANCELED: &str = "57014";
+/// Somebody has cancelled a statement.
+pub(super) const QUERY_CANCELED: &str = "57014";
 const PROGRAM_LIMIT_EXCEEDED: &str = "54000";
 
 /// The first and the longest wait of a row that a lock or a deadlock was in the way of.
 const COLLISION_US: i64 = 20_000;
 const LONGEST_COLLISION_US: i64 = 1_000_000;
 
-/// After so many collisions with no success between, it is not about single rows any more.
-const COLLISIONS: u32 = 8;
-/// Then the worker pauses for so many times as long as the collision took.
-const PAUSES: i64 = 5;
+/// After every so many collisions with no success between, the worker pauses for once more as long as the
+/// collision took, up to so many times as long.
+const STREAK: u32 = 16;
+const LONGEST_PAUSE: i64 = 5;
 
 /// After so many, `expiry.status` says what keeps being in the way.
 const TROUBLING_COLLISIONS: u32 = 5;
@@ -85,6 +86,7 @@ impl Duty {
         if error.sqlstate == LOCK_NOT_AVAILABLE {
             self.patience.ran_out(ended_at.0);
         }
+        let took_us = ended_at.since(now).max(0);
         let noise = ended_at.0.unsigned_abs();
         let wait = |times| backoff::wait_us(COLLISION_US, times, noise).min(LONGEST_COLLISION_US);
         let mut troubles = self.collisions;
@@ -100,7 +102,7 @@ impl Duty {
                 };
                 waiting.set(key, Wait { until: ended_at.plus_micros(wait(collisions)), reason, collisions });
                 troubles = troubles.max(collisions);
-                if self.collisions < COLLISIONS { 0 } else { ended_at.since(now) * PAUSES }
+                took_us * i64::from(self.collisions / STREAK).min(LONGEST_PAUSE)
             }
             Stage::Batch { .. } | Stage::LeftDue { .. } | Stage::Claiming => {
                 self.last_sweep = Timestamp(0);

@@ -80,6 +80,11 @@ impl Waiting {
         found
     }
 
+    /// The earliest instant at which a row that something was in the way of may be asked again.
+    pub fn next_collided(&self) -> Option<Timestamp> {
+        self.rows.values().filter(|wait| wait.collisions > 0).map(|wait| wait.until).min()
+    }
+
     /// Keys of the rows in `expiry.failure`.
     pub fn failed(&self) -> impl Iterator<Item = &Key> {
         self.rows.iter().filter(|(_, wait)| matches!(wait.reason, Reason::Failed { .. })).map(|(key, _)| key)
@@ -111,22 +116,27 @@ impl Waiting {
 
     /// The function works: rows that failed with it may go at once.
     pub fn acquit(&mut self, now: Timestamp) {
-        for wait in self.changing().values_mut() {
-            if wait.reason == Reason::Suspected {
-                wait.until = now;
-            }
+        for wait in self.changing().values_mut().filter(|wait| wait.reason == Reason::Suspected) {
+            wait.until = now;
         }
     }
 }
 
+/// Which rows a claim passes over.
+struct Claiming {
+    waiting: Rc<RefCell<Waiting>>,
+    now: Timestamp,
+    takes_collided: bool,
+}
+
 thread_local! {
     /// What `expiry.is_waiting()` looks into while a claim runs.
-    static CLAIMING: RefCell<Option<(Rc<RefCell<Waiting>>, Timestamp)>> = const { RefCell::new(None) };
+    static CLAIMING: RefCell<Option<Claiming>> = const { RefCell::new(None) };
 }
 
 /// Lets `expiry.is_waiting()` answer for these rows from now on.
-pub fn exclude(waiting: &Rc<RefCell<Waiting>>, now: Timestamp) {
-    CLAIMING.set(Some((Rc::clone(waiting), now)));
+pub fn exclude(waiting: &Rc<RefCell<Waiting>>, now: Timestamp, takes_collided: bool) {
+    CLAIMING.set(Some(Claiming { waiting: Rc::clone(waiting), now, takes_collided }));
 }
 
 /// For the claim's own WHERE. False in every session that is not claiming.
@@ -138,8 +148,11 @@ COMMENT ON FUNCTION is_waiting(jsonb) IS
 ")]
 fn is_waiting(key: pgrx::AnyElement) -> bool {
     CLAIMING.with_borrow(|claiming| {
-        claiming.as_ref().is_some_and(|(waiting, now)| {
-            waiting.borrow().get(&json::bytes(key.datum())).is_some_and(|wait| wait.until > *now)
+        claiming.as_ref().is_some_and(|claiming| {
+            let wait = claiming.waiting.borrow().get(&json::bytes(key.datum()));
+            wait.is_some_and(|wait| {
+                wait.until > claiming.now || wait.collisions > 0 && !claiming.takes_collided
+            })
         })
     })
 }

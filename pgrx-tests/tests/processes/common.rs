@@ -44,6 +44,13 @@ pub fn sleep_in_cancel_function(shop: &mut Shop) {
     wait_for_value(&mut shop.client, asleep, 1_i64);
 }
 
+/// Makes it cancel orders again; whoever sleeps in it already begins anew.
+#[track_caller]
+pub fn wake_from_cancel_function(shop: &mut Shop) {
+    shop.replace_cancel_order("UPDATE orders SET status = 'cancelled' WHERE id = order_id");
+    shop.client.batch_execute("SELECT expiry.stop_workers(); SELECT expiry.start_workers()").unwrap();
+}
+
 /// Waits until the policy's index is built; nothing is claimed before.
 #[track_caller]
 pub fn wait_for_index(shop: &mut Shop) {

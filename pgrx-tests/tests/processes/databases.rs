@@ -6,7 +6,10 @@ use std::time::Instant;
 use pg_expiry_tests::postgres::Client;
 use pg_expiry_tests::{Cluster, Shop, db_error, wait_until, worker_pids, workers};
 
-use super::common::{SECOND, SOON, complaints, shop_on, sleep_in_cancel_function, wait_for_index, worker};
+use super::common::{
+    SECOND, SOON, complaints, shop_on, sleep_in_cancel_function, wait_for_index, wake_from_cancel_function,
+    worker,
+};
 
 /// A shop whose worker is idle, or in the middle of a cancel function, and no session but the worker's.
 struct Vacated {
@@ -50,8 +53,8 @@ impl Vacated {
     fn assert_served(&mut self, database: &str) {
         let mut shop = self.shop.take().unwrap();
         shop.client = self.cluster.connect(database);
-        shop.replace_cancel_order("UPDATE orders SET status = 'cancelled' WHERE id = order_id");
         worker(&mut shop.client);
+        wake_from_cancel_function(&mut shop);
         let id = shop.value("SELECT max(id) + 1 FROM (SELECT id FROM orders UNION ALL SELECT 1) orders");
         shop.due(id, SECOND);
         shop.settle();
@@ -103,6 +106,7 @@ fn drop_goes_through() {
     }
 }
 
+/// R17 (i, ii).
 #[test]
 fn unrelated_databases_come_and_go() {
     for is_busy in [false, true] {

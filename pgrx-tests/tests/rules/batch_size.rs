@@ -62,6 +62,7 @@ enum Happened {
     Found,
     FailedAt(usize),
     Collided,
+    LeftSubtransactions(usize),
 }
 
 fn happened() -> impl Strategy<Value = Happened> {
@@ -72,6 +73,7 @@ fn happened() -> impl Strategy<Value = Happened> {
         Just(Happened::Found),
         (0_usize..2000).prop_map(Happened::FailedAt),
         Just(Happened::Collided),
+        (0_usize..500).prop_map(Happened::LeftSubtransactions),
     ]
 }
 
@@ -113,6 +115,7 @@ proptest! {
                 Happened::Found => size.found(),
                 Happened::FailedAt(position) => size.failed_at(position % next),
                 Happened::Collided => size.collided(),
+                Happened::LeftSubtransactions(n) => size.left_subtransactions(next, n),
             }
         }
     }
@@ -159,5 +162,23 @@ proptest! {
         let mut size = grown(n);
         size.failed_at(position);
         prop_assert_eq!(size.next(), position.max(1));
+    }
+
+    /// R69: whatever a row leaves, from the second batch on a batch leaves no more than a backend caches.
+    #[test]
+    fn batch_has_room_for_its_subtransactions(a_row in 0_usize..64, cap in 1_usize..5000) {
+        let mut size = BatchSize::new(cap);
+        for batch in 0..20 {
+            let rows = size.next();
+            prop_assert!(rows * a_row <= 64 || batch == 0 || rows == 1, "{rows} rows in batch {batch}");
+            size.succeeded(rows, 1, TARGET_US);
+            size.left_subtransactions(rows, rows * a_row);
+        }
+        // A function without them takes over.
+        size.left_subtransactions(1, 0);
+        for _ in 0..20 {
+            size.succeeded(size.next(), 1, TARGET_US);
+        }
+        prop_assert_eq!(size.next(), cap);
     }
 }

@@ -1,0 +1,107 @@
+//! A worker that has done much is no larger than one that has done little.
+
+use std::thread;
+use std::time::Duration;
+
+use pg_expiry_tests::{Shop, rss_anon_kb, wait_for_value, wait_until};
+
+/// Each commit makes the worker look; the next one comes when it has. What it finds is nothing.
+const IDLE_PASSES: &str = "DO $$
+DECLARE
+    seen timestamptz;
+    before timestamptz := '-infinity';
+BEGIN
+    FOR pass IN 1..5000 LOOP
+        PERFORM expiry.wake();
+        COMMIT;
+        LOOP
+            SELECT last_pass INTO seen FROM expiry.workers WHERE database = current_database();
+            EXIT WHEN seen > before;
+        END LOOP;
+        before := seen;
+    END LOOP;
+END $$";
+
+const FORMS: [&str; 3] = [
+    "CREATE FUNCTION expire(o_id bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+         UPDATE orders SET status = 'cancelled' WHERE id = o_id; END $$",
+    "CREATE FUNCTION expire(o_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+         UPDATE orders SET status = 'cancelled' WHERE id = ANY (o_ids); END $$",
+    "CREATE FUNCTION expire(o orders) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
+         UPDATE orders SET status = 'cancelled' WHERE id = o.id; RETURN to_jsonb(o); END $$",
+];
+
+fn wait_for_all(shop: &mut Shop) {
+    wait_until("all to be cancelled", Duration::from_secs(120), || {
+        match shop.value::<i64>("SELECT count(*) FROM orders WHERE status = 'pending'") {
+            0 => Ok(()),
+            left => Err(left),
+        }
+    });
+}
+
+/// Issue 2: after 100,000 cancellations and 10,000 idle passes as after 1,000, within 2 MB.
+#[test]
+fn worker_does_not_grow() {
+    let grown_by_kb = |form: &str| {
+        let mut shop = Shop::with_settings(&[("pg_expiry.lookahead", "10ms")]);
+        shop.client.batch_execute(form).unwrap();
+        shop.client
+            .batch_execute(
+                "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
+                     cancel_function => 'expire')",
+            )
+            .unwrap();
+        shop.fill(1..=1000, "now()");
+        wait_for_all(&mut shop);
+        let pid = shop.wait_for_worker();
+        shop.client.batch_execute(&IDLE_PASSES.replace("5000", "1000")).unwrap();
+        let before = rss_anon_kb(pid);
+        for hundred in 1..=10 {
+            shop.fill(hundred * 10_000..=hundred * 10_000 + 9_999, "now()");
+            wait_for_all(&mut shop);
+        }
+        for _ in 0..2 {
+            shop.client.batch_execute(IDLE_PASSES).unwrap();
+        }
+        assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), 101_000);
+        assert_eq!(shop.wait_for_worker(), pid, "another worker proves nothing");
+        println!("from {before} kB to {} kB: {form}", rss_anon_kb(pid));
+        rss_anon_kb(pid).saturating_sub(before)
+    };
+    let grown_by_kb: Vec<u64> = thread::scope(|scope| {
+        let shops: Vec<_> = FORMS.map(|form| scope.spawn(move || grown_by_kb(form))).into();
+        shops.into_iter().map(|shop| shop.join().unwrap()).collect()
+    });
+    assert!(grown_by_kb.iter().all(|kb| *kb <= 2048), "grown by {grown_by_kb:?} kB");
+}
+
+/// The same for what goes wrong: 1,000 failing rows more.
+#[test]
+fn worker_does_not_grow_by_failures() {
+    let mut shop = Shop::without_policy();
+    shop.replace_cancel_order(
+        "IF order_id % 2 = 0 THEN RAISE 'no' USING DETAIL = repeat('x', 10000); END IF;
+         UPDATE orders SET status = 'cancelled' WHERE id = order_id",
+    );
+    shop.create_policy(", retry_delay => '1 h'");
+    let pid = shop.wait_for_worker();
+    let mut fail = |first: i64, rows: i64| {
+        shop.fill(first..=first + 2 * rows - 1, "now()");
+        wait_until(format_args!("{rows} failures"), Duration::from_secs(120), || {
+            match shop.value::<i64>("SELECT count(*) FROM expiry.failure") {
+                failed if failed == rows => Ok(()),
+                failed => Err(failed),
+            }
+        });
+        // Who has left the due set is forgotten.
+        shop.client.batch_execute("DELETE FROM orders").unwrap();
+        wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.failure", 0_i64);
+        assert_eq!(shop.wait_for_worker(), pid, "another worker proves nothing");
+        rss_anon_kb(pid)
+    };
+    let before = fail(1, 100);
+    let after = fail(1001, 1000);
+    println!("from {before} kB to {after} kB");
+    assert!(after.saturating_sub(before) <= 2048, "from {before} kB to {after} kB");
+}
