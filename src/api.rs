@@ -3,7 +3,6 @@
 use pgrx::JsonB;
 use pgrx::pg_sys;
 
-use crate::pg::guc::with_settings;
 use crate::pg::{role, spi, wake};
 use crate::policy;
 
@@ -23,13 +22,11 @@ COMMENT ON FUNCTION retry(text, jsonb) IS
 fn retry(name: &str, key: Option<JsonB>) -> i64 {
     policy::check_may_act_for(name);
     wake::at_commit();
-    role::as_superuser(|| {
-        with_settings(&[("search_path", "pg_catalog, pg_temp")], || {
-            spi::connected(|spi| {
-                let key = pgrx::IntoDatum::into_datum(key);
-                let arguments = [(pg_sys::TEXTOID, spi::text(name)), (pg_sys::JSONBOID, key)];
-                i64::try_from(spi.run_once(RETRY, &arguments).count).unwrap_or(i64::MAX)
-            })
+    role::as_superuser_at_home(|| {
+        spi::connected(|spi| {
+            let key = pgrx::IntoDatum::into_datum(key);
+            let arguments = [(pg_sys::TEXTOID, spi::text(name)), (pg_sys::JSONBOID, key)];
+            i64::try_from(spi.run_once(RETRY, &arguments).count).unwrap_or(i64::MAX)
         })
     })
 }

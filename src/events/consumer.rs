@@ -5,8 +5,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::Oid;
 
 use crate::error::Error;
+use crate::pg::role;
 use crate::pg::spi::{self, Spi};
-use crate::pg::{guc, role};
 use crate::policy;
 
 struct Consumer {
@@ -15,7 +15,7 @@ struct Consumer {
 }
 
 fn at_home<R>(f: impl FnOnce(&Spi) -> R) -> R {
-    role::as_superuser(|| guc::with_settings(&[("search_path", "pg_catalog, pg_temp")], || spi::connected(f)))
+    role::as_superuser_at_home(|| spi::connected(f))
 }
 
 /// The consumer, locked until the transaction ends; raises if there is none that the caller may act for.

@@ -9,6 +9,8 @@ use std::ffi::c_int;
 use pgrx::pg_sys;
 use pgrx::pg_sys::Oid;
 
+use super::guc;
+
 /// The role that initdb made; it always exists and is a superuser (pg_authid.dat).
 pub const BOOTSTRAP_SUPERUSER: Oid = Oid::from_u32(10);
 
@@ -64,6 +66,11 @@ pub fn as_user<R>(user: Oid, f: impl FnOnce() -> R) -> R {
 /// operators, triggers, index expressions) may run inside.
 pub fn as_superuser<R>(f: impl FnOnce() -> R) -> R {
     as_user(BOOTSTRAP_SUPERUSER, f)
+}
+
+/// [`as_superuser`] with nothing but `pg_catalog` on the search path, whatever it is outside.
+pub fn as_superuser_at_home<R>(f: impl FnOnce() -> R) -> R {
+    as_superuser(|| guc::with_settings(&[("search_path", "pg_catalog, pg_temp")], f))
 }
 
 /// Whether the current user may act for `role` (is it, is a member with its rights, or a superuser).

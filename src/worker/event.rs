@@ -76,7 +76,7 @@ pub fn wait_for_turn(lock_timeout_ms: i32) {
 /// Records outcomes of one kind and, if `pushes`, queues their notifications; to be called inside the
 /// transaction that brought them about, under any identity. Returns their `occurred_at`.
 pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], pushes: bool) -> Timestamp {
-    as_superuser_at_home(|| {
+    role::as_superuser_at_home(|| {
         let (Some(events), Some(_)) = (catalog::expiry_relation("event"), outcomes.first()) else {
             return now();
         };
@@ -132,11 +132,6 @@ fn withhold(spi: &Spi, policy: &Policy, events: usize, first: i64) {
 /// No instant to count from; readers of `expiry.event` need not know of infinities.
 fn finite(instant: Option<Timestamp>) -> Option<Timestamp> {
     instant.filter(|instant| instant.is_finite())
-}
-
-/// For statements on our own tables, whatever the search path is outside.
-fn as_superuser_at_home<R>(f: impl FnOnce() -> R) -> R {
-    role::as_superuser(|| with_settings(&[("search_path", "pg_catalog, pg_temp")], f))
 }
 
 fn push(
