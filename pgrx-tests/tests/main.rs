@@ -10,6 +10,7 @@ mod collisions;
 mod consumers;
 mod contention;
 mod crash_grid;
+mod ddl;
 mod deadline_index;
 mod deadlines;
 mod deadlock;

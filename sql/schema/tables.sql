@@ -68,7 +68,7 @@ COMMENT ON COLUMN binding.predicate_columns IS 'Names of the columns in predicat
 COMMENT ON COLUMN binding.function IS 'The cancel function''s number; NULL if a setting names it.';
 COMMENT ON COLUMN binding.function_owner IS 'Who owned the cancel function when the policy was made.';
 COMMENT ON COLUMN binding.index IS 'The deadline index that pg_expiry has built, to be dropped with the policy; a row without a policy waits for that.';
-COMMENT ON COLUMN binding.index_name IS 'Name of the index that is being built, written down before.';
+COMMENT ON COLUMN binding.index_name IS 'Its name, written down before it is built: an index that PostgreSQL makes anew (REINDEX CONCURRENTLY, another type of a column) keeps its name, not its number.';
 COMMENT ON COLUMN binding.build_failures IS 'Builds that failed since the last one that did not.';
 COMMENT ON COLUMN binding.build_failed_at IS 'When the last build failed.';
 COMMENT ON COLUMN binding.build_error IS 'How the last build failed: SQLSTATE and message.';

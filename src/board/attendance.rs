@@ -31,6 +31,7 @@ pub enum Work {
 thread_local! {
     static MINE: Cell<Option<Task>> = const { Cell::new(None) };
     static BELL: Cell<usize> = const { Cell::new(NO_BELL) };
+    static IS_RENEWED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Board {
@@ -103,7 +104,7 @@ pub fn detach(exit: Exit) {
     let Some(task) = MINE.take() else { return };
     change(|board, bells| {
         let event = match exit {
-            Exit::Orderly if task.kind == Kind::Worker => Event::Retired,
+            Exit::Orderly if task.kind == Kind::Worker && !IS_RENEWED.get() => Event::Retired,
             Exit::Orderly => Event::Ended,
             Exit::Terminated => Event::Terminated,
             Exit::Failed => Event::Died,
@@ -162,6 +163,19 @@ pub fn retire(generation: u64) {
         post.policies = 0;
         board.want_scout(database);
     });
+}
+
+/// Whether this worker, whose session has gone stale, may end so that another begins at once: not more often
+/// than every ten seconds.
+pub fn may_renew() -> bool {
+    const PAUSE_US: i64 = 10_000_000;
+    let now = clock::now();
+    change(|board, _| {
+        let Some(post) = board.mine().filter(|post| now.since(post.renewed_at) >= PAUSE_US) else { return };
+        post.renewed_at = now;
+        IS_RENEWED.set(true);
+    });
+    IS_RENEWED.get()
 }
 
 /// What a scout has found: the owners of live policies, `None` if there is no extension. `generation`:

@@ -8,7 +8,9 @@ mod attendance;
 mod control;
 mod plan;
 
-pub use attendance::{Assignment, Work, attach, connected, detach, is_to_leave, publish, report, retire};
+pub use attendance::{
+    Assignment, Work, attach, connected, detach, is_to_leave, may_renew, publish, report, retire,
+};
 pub use control::{
     Row, ask_to_leave, hold, overview, processes_of, request_index_build, set_stopped, terminate,
 };
@@ -115,6 +117,8 @@ struct Post {
     /// The calls to look that its last pass has answered.
     looks: u64,
     policies: u32,
+    /// When a worker last made way for a new one.
+    renewed_at: Timestamp,
 }
 
 const NO_BELL: usize = usize::MAX;
@@ -133,6 +137,7 @@ impl Default for Post {
             next_due: Timestamp::NEGATIVE_INFINITY,
             looks: 0,
             policies: 0,
+            renewed_at: Timestamp(0),
         }
     }
 }

@@ -64,6 +64,12 @@ pub fn expiry_relation(name: &str) -> Option<Oid> {
     }
 }
 
+/// Whether there is a function of this number.
+pub fn has_function(function: Oid) -> bool {
+    // SAFETY: a catalog lookup inside a transaction; null for what is missing.
+    unsafe { !pg_sys::get_func_name(function).is_null() }
+}
+
 /// The type under all domains.
 pub fn base_type(type_oid: Oid) -> Oid {
     // SAFETY: a catalog lookup inside a transaction; so are all below.

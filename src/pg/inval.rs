@@ -10,6 +10,7 @@ use pgrx::pg_sys::{Datum, Oid, SysCacheIdentifier as Cache};
 thread_local! {
     static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
     static HAS_CHANGED: Cell<bool> = const { Cell::new(true) };
+    static HAS_EVER_CHANGED: Cell<bool> = const { Cell::new(false) };
     static IGNORED: RefCell<Vec<Oid>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -20,6 +21,11 @@ pub fn catalog_changed() -> bool {
         register();
     }
     HAS_CHANGED.replace(false)
+}
+
+/// Whether anything was changed since the first call of [`catalog_changed`].
+pub fn has_ever_changed() -> bool {
+    HAS_EVER_CHANGED.get()
 }
 
 /// From now on changes of these relations (statistics, mostly) do not count.
@@ -47,11 +53,16 @@ fn register() {
 #[pg_guard]
 unsafe extern "C-unwind" fn relation_changed(_arg: Datum, relation: Oid) {
     if !IGNORED.with_borrow(|ignored| ignored.contains(&relation)) {
-        HAS_CHANGED.set(true);
+        note_change();
     }
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn object_changed(_arg: Datum, _cache: c_int, _hash: u32) {
+    note_change();
+}
+
+fn note_change() {
     HAS_CHANGED.set(true);
+    HAS_EVER_CHANGED.set(true);
 }

@@ -20,14 +20,17 @@ pub struct BuiltIndex {
     pub is_shared: bool,
 }
 
-/// By its number, or while it is being built by its name.
+/// By its number; by its name while it is being built, and when it has another number: PostgreSQL makes an
+/// index anew for REINDEX CONCURRENTLY, and when a column changes its type.
 const OURS: &str = "\
 SELECT x.oid, format('%I.%I', n.nspname, x.relname), x.relkind = 'I',
        EXISTS (SELECT FROM expiry.policy o WHERE o.relation = i.indrelid AND o.name <> b.policy)
 FROM expiry.binding b LEFT JOIN expiry.policy p ON p.name = b.policy, pg_index i
 JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_namespace n ON n.oid = x.relnamespace
 WHERE b.policy = $1 AND b.database = $2
-  AND (i.indexrelid = b.index OR i.indrelid = p.relation AND x.relname = b.index_name)
+  AND (i.indexrelid = b.index
+       OR i.indrelid = p.relation AND x.relname = b.index_name
+          AND NOT EXISTS (SELECT FROM pg_index o WHERE o.indexrelid = b.index))
 ORDER BY i.indexrelid = b.index DESC";
 
 fn named(name: &str) -> [(Oid, Option<pg_sys::Datum>); 2] {
@@ -44,10 +47,10 @@ pub fn all_of(policy: &str) -> Vec<BuiltIndex> {
     })
 }
 
-/// To be written down before a build begins.
+/// To be written down before a build begins, when the former index is dropped, or another policy's.
 pub fn note_begin(policy: &str, index_name: &str) {
     catalog::write(
-        "UPDATE expiry.binding SET index_name = $2 WHERE policy = $1",
+        "UPDATE expiry.binding SET index = NULL, index_name = $2 WHERE policy = $1",
         &[(pg_sys::TEXTOID, text(policy)), (pg_sys::TEXTOID, text(index_name))],
     );
 }
@@ -55,7 +58,8 @@ pub fn note_begin(policy: &str, index_name: &str) {
 /// `index` is the one that we keep for the policy, if any; nothing is being built any more.
 pub fn note_end(policy: &str, index: Option<Oid>) {
     catalog::write(
-        "UPDATE expiry.binding SET index = $2, index_name = NULL, build_failures = 0, build_failed_at = NULL, build_error = NULL
+        "UPDATE expiry.binding SET index = $2, index_name = (SELECT relname FROM pg_class WHERE oid = $2),
+                build_failures = 0, build_failed_at = NULL, build_error = NULL
          WHERE policy = $1",
         &[(pg_sys::TEXTOID, text(policy)), (pg_sys::OIDOID, index.map(Into::into))],
     );
@@ -94,7 +98,8 @@ pub fn recent_failure(policy: &str) -> Option<PgError> {
 /// Leaves an index that others may be using to one of them.
 pub fn hand_over(policy: &str, index: Oid) {
     const HAND_OVER: &str = "\
-        UPDATE expiry.binding SET index = $2 WHERE policy = (
+        UPDATE expiry.binding SET index = $2, index_name = (SELECT relname FROM pg_class WHERE oid = $2)
+        WHERE policy = (
             SELECT o.name FROM expiry.policy o JOIN expiry.binding b ON b.policy = o.name
             JOIN pg_index i ON i.indrelid = o.relation
             WHERE i.indexrelid = $2 AND o.name <> $1 AND b.index IS NULL AND b.database = $3
@@ -110,6 +115,32 @@ pub struct Binding {
     pub has_policy: bool,
 }
 
+/// Writes down the names of today, and the numbers of those that were made anew. Writes nothing if there are
+/// none, and waits for nobody: a worker calls it.
+fn follow() {
+    const CHANGED: &str = "\
+        SELECT b.policy, x.oid, x.relname::text
+        FROM expiry.binding b JOIN expiry.policy p ON p.name = b.policy
+        JOIN pg_index i ON i.indrelid = p.relation JOIN pg_class x ON x.oid = i.indexrelid
+        WHERE b.database = $1 AND b.index IS NOT NULL
+          AND CASE WHEN EXISTS (SELECT FROM pg_index o WHERE o.indexrelid = b.index)
+                   THEN x.oid = b.index AND x.relname <> b.index_name ELSE x.relname = b.index_name END
+        FOR NO KEY UPDATE OF b SKIP LOCKED";
+    let database = [(pg_sys::OIDOID, Some(catalog::database().into()))];
+    let changed: Vec<(String, Oid, String)> =
+        catalog::read(CHANGED, &database, |row, n| (row.expect(n, 0), row.expect(n, 1), row.expect(n, 2)));
+    for (policy, index, index_name) in changed {
+        catalog::write(
+            "UPDATE expiry.binding SET index = $2, index_name = $3 WHERE policy = $1",
+            &[
+                (pg_sys::TEXTOID, text(&policy)),
+                (pg_sys::OIDOID, Some(index.into())),
+                (pg_sys::TEXTOID, text(&index_name)),
+            ],
+        );
+    }
+}
+
 /// All indexes of ours that exist. Forgets former policies whose index does not.
 pub fn bindings() -> Vec<Binding> {
     const GONE: &str = "\
@@ -119,6 +150,7 @@ pub fn bindings() -> Vec<Binding> {
     const BINDINGS: &str = "\
         SELECT b.policy, b.index, EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)
         FROM expiry.binding b JOIN pg_index i ON i.indexrelid = b.index WHERE b.database = $1";
+    follow();
     let database = [(pg_sys::OIDOID, Some(catalog::database().into()))];
     for policy in catalog::read(GONE, &database, |row, n| row.expect::<String>(n, 0)) {
         forget(&policy);

@@ -35,6 +35,7 @@ pub struct Cycle {
     loaded_at: Timestamp,
     is_reload_due: bool,
     prune: Prune,
+    is_stale: bool,
 }
 
 /// What a look came to.
@@ -61,12 +62,18 @@ impl Cycle {
             loaded_at: Timestamp(0),
             is_reload_due: true,
             prune: Prune::default(),
+            is_stale: false,
         }
     }
 
     /// The configuration was read again: defaults of policies may have changed.
     pub fn want_reload(&mut self) {
         self.is_reload_due = true;
+    }
+
+    /// This session is of no use any more.
+    pub fn is_stale(&self) -> bool {
+        self.is_stale
     }
 
     /// Cancels what is due, until nothing is.
@@ -115,6 +122,10 @@ impl Cycle {
             match duty.step(usize::MAX) {
                 Step::Again { .. } => goes_on = true,
                 Step::Rest => (),
+                Step::Stale(error) => {
+                    pgrx::log!("pg_expiry: worker starts a new session after: {error}");
+                    self.is_stale = true;
+                }
                 Step::Broken(error) => {
                     duty.stop(&error);
                     self.is_reload_due = true;
@@ -122,7 +133,7 @@ impl Cycle {
             }
             duty.progress.write_if_due(&duty.policy.name, clock::now())?;
         }
-        Ok(goes_on)
+        Ok(goes_on && !self.is_stale)
     }
 
     fn must_reload(&mut self) -> bool {

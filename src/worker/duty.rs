@@ -71,6 +71,8 @@ pub enum Step {
     Rest,
     /// The policy itself does not work.
     Broken(PgError),
+    /// This session may not work any more, another may: the worker ends, and is started anew.
+    Stale(PgError),
 }
 
 impl Duty {

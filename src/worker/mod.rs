@@ -87,6 +87,9 @@ fn serve(owner: Oid) {
         };
         // Who has asked for a look meanwhile set a latch that a statement may have waited on, and reset.
         let next_look = next_look.filter(|_| wake::looks() == looks);
+        if cycle.is_stale() {
+            return;
+        }
         bgworker::report_idle("");
         if latch::wait_until(next_look.unwrap_or(started.plus_micros(BREATH_US))) == Woken::Reload {
             cycle.want_reload();

@@ -86,7 +86,7 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
                 }
                 _ => break,
             },
-            Step::Broken(error) => {
+            Step::Broken(error) | Step::Stale(error) => {
                 outcome = Err(error);
                 break;
             }

@@ -4,9 +4,11 @@ use super::batch::{Failed, Stage};
 use super::duty::{Duty, Step};
 use super::failure;
 use super::waiting::{Key, Reason, Wait};
+use crate::board;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
-use crate::pg::json;
+use crate::pg::role::BOOTSTRAP_SUPERUSER;
+use crate::pg::{catalog, inval, json, xact};
 use crate::rules::backoff;
 use crate::rules::fault::{Fault, classify};
 use crate::rules::trip::{Seen, THRESHOLD, Trip};
@@ -43,8 +45,12 @@ impl Duty {
             // The client has cancelled its own CALL.
             return Step::Broken(error);
         }
-        if classify(&error.sqlstate, timed_out) == Fault::Transient {
+        let is_in_call = !matches!(stage, Stage::Claiming);
+        if classify(&error.sqlstate, timed_out) == Fault::Transient || is_in_call && self.has_no_function() {
             return self.collided(stage, &error, now);
+        }
+        if is_in_call && self.may_be_stale(&error) && board::may_renew() {
+            return Step::Stale(error);
         }
         match stage {
             Stage::Claiming => return Step::Broken(error),
@@ -66,6 +72,19 @@ impl Duty {
             }
         }
         Step::Again { cancelled: 0 }
+    }
+
+    /// Somebody has dropped the function in the middle of the batch; the policy is loaded anew in a moment.
+    fn has_no_function(&self) -> bool {
+        let has_function = || catalog::has_function(self.policy.function.oid);
+        !xact::in_transaction(BOOTSTRAP_SUPERUSER, has_function).unwrap_or(true)
+    }
+
+    /// Whether the error may come from what the session remembers of how things were before: PL/pgSQL keeps
+    /// the types that a record had. A client would connect anew.
+    fn may_be_stale(&self, error: &PgError) -> bool {
+        const FROM_MEMORY: [&str; 3] = ["42804", "0A000", "XX000"];
+        self.in_worker && FROM_MEMORY.contains(&error.sqlstate.as_str()) && inval::has_ever_changed()
     }
 
     /// An error outside of any batch.
