@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 use std::rc::Rc;
 
 use pgrx::pg_sys::{self, Oid};
@@ -83,16 +83,16 @@ pub fn element_type(type_oid: Oid) -> Option<Oid> {
     (element != Oid::INVALID).then_some(element)
 }
 
-/// Whether an assignment converts `from` to `to` by itself.
-pub fn is_assignable(from: Oid, to: Oid) -> bool {
+/// Whether every value of `from` becomes one of `to` by itself: by an implicit cast, or as a string.
+pub fn is_convertible(from: Oid, to: Oid) -> bool {
     // SAFETY: see above; one input and one target.
     unsafe {
-        pg_sys::can_coerce_type(
-            1,
-            &raw const from,
-            &raw const to,
-            pg_sys::CoercionContext::COERCION_ASSIGNMENT,
-        )
+        let how = if pg_sys::TypeCategory(to) == pg_sys::TYPCATEGORY_STRING as c_char {
+            pg_sys::CoercionContext::COERCION_ASSIGNMENT
+        } else {
+            pg_sys::CoercionContext::COERCION_IMPLICIT
+        };
+        pg_sys::can_coerce_type(1, &raw const from, &raw const to, how)
     }
 }
 

@@ -195,7 +195,7 @@ impl Candidate {
             return None;
         }
         let takes = |argument: Oid, column: &KeyColumn| {
-            argument == column.type_oid || catalog::is_assignable(column.type_oid, argument)
+            argument == column.type_oid || catalog::is_convertible(column.type_oid, argument)
         };
         match self.arguments.as_slice() {
             [row] if *row == relation.row_type => Some(Form::Row),
