@@ -61,7 +61,7 @@ fn checkout_waits_for_no_lock_of_ours() {
                      cancel_function => 'cancel_order')",
             )
             .unwrap();
-        let waits = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'";
+        let waits = "SELECT count(*) FROM pg_stat_progress_create_index WHERE datname = current_database() AND phase LIKE 'waiting for%'";
         wait_for_value(&mut client, waits, 1_i64);
         let before = inserted.load(Ordering::Relaxed);
         wait_until("inserts beside the build", 10 * SECOND, || {

@@ -3,4 +3,5 @@
 
 mod changes;
 mod common;
+mod locks;
 mod under_way;

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use pgrx::pg_sys::Oid;
 
 use super::duty::{Duty, Step};
-use super::progress;
 use super::prune::Prune;
+use super::{progress, way};
 use crate::board;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
@@ -30,6 +30,9 @@ pub struct Cycle {
     /// Policies that are neither paused nor restored.
     live: usize,
     reloads_at_next_look: bool,
+    /// An index is being built, or dropped; when it was last seen to it that this is in nobody's way.
+    has_builder: bool,
+    gave_way_at: Timestamp,
     generation: Option<u64>,
     looks: u64,
     loaded_at: Timestamp,
@@ -57,6 +60,8 @@ impl Cycle {
             idle: HashMap::new(),
             live: 0,
             reloads_at_next_look: false,
+            has_builder: false,
+            gave_way_at: Timestamp(0),
             generation: None,
             looks: 0,
             loaded_at: Timestamp(0),
@@ -95,22 +100,34 @@ impl Cycle {
         while !board::is_to_leave() && self.round()? && !self.must_reload() {
             // Here too: there may be no end to what is due.
             self.prune.step(clock::now());
+            self.give_way()?;
         }
         let now = clock::now();
         for duty in &mut self.duties {
             duty.progress.write_if_due(&duty.policy.name, now)?;
         }
         self.prune.step(now);
+        self.give_way()?;
         let next_look = self
             .duties
             .iter()
             .flat_map(|duty| [Some(duty.next_look()), duty.progress.next_write()])
             .chain([Some(self.prune.next_at(now))])
+            .chain([self.has_builder.then(|| self.gave_way_at.plus_micros(way::PAUSE_US))])
             .flatten()
             .fold(now.plus_micros(lookahead_us), Timestamp::min);
         let next_look = if self.is_reload_due { now } else { next_look };
         let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
         Ok(Look { next_look, next_due, policies: self.live })
+    }
+
+    fn give_way(&mut self) -> Result<(), PgError> {
+        let now = clock::now();
+        if self.has_builder && !(0..way::PAUSE_US).contains(&now.since(self.gave_way_at)) {
+            self.gave_way_at = now;
+            way::give()?;
+        }
+        Ok(())
     }
 
     /// One batch for each policy that has something to do, the latest first; so a backlog of one makes no
@@ -164,6 +181,7 @@ impl Cycle {
             let spare = policy::with_spare_index(&loaded);
             (loaded, spare)
         })?;
+        self.has_builder = !spare.is_empty();
         for name in spare {
             board::request_index_build(wake::own_database(), &name);
         }
@@ -198,6 +216,7 @@ impl Cycle {
             Loaded::Paused | Loaded::Restored => return Ok(()),
             Loaded::Indexing(policy) => {
                 self.reloads_at_next_look = true;
+                self.has_builder = true;
                 board::request_index_build(wake::own_database(), &policy.name);
                 ("active", None)
             }

@@ -8,6 +8,7 @@
 use pgrx::IntoDatum;
 use pgrx::pg_sys::{self, Oid};
 
+use super::trouble::QUERY_CANCELED;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
@@ -42,11 +43,16 @@ pub fn build_named(name: &str) {
         None => drop_orphan(name),
     });
     // Whoever wanted it asks again if something was in the way.
-    if let Err(error) = result
-        && !is_busy(&error)
-        && transaction(|| database::has_extension(c"pg_expiry")).unwrap_or(true)
-    {
-        pgrx::warning!("pg_expiry: deadline index of policy \"{name}\": {error}");
+    match result {
+        Err(error) if error.sqlstate == QUERY_CANCELED => {
+            pgrx::log!("pg_expiry: deadline index of policy \"{name}\" gives way, and is tried again");
+        }
+        Err(error)
+            if !is_busy(&error) && transaction(|| database::has_extension(c"pg_expiry")).unwrap_or(true) =>
+        {
+            pgrx::warning!("pg_expiry: deadline index of policy \"{name}\": {error}");
+        }
+        _ => {}
     }
 }
 
@@ -55,6 +61,7 @@ pub fn build_named(name: &str) {
 pub fn build(policy: &Policy) -> Result<(), PgError> {
     match build_once(policy) {
         Err(error) if is_busy(&error) => Ok(()),
+        Err(error) if error.sqlstate == QUERY_CANCELED => Err(error),
         Err(error) => {
             transaction(|| built_index::note_failure(&policy.name, &error))?;
             Err(error)

@@ -19,6 +19,7 @@ pub mod settle;
 pub mod statements;
 mod trouble;
 pub mod waiting;
+mod way;
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
