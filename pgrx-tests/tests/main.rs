@@ -24,6 +24,7 @@ mod harness;
 mod leftovers;
 mod memory;
 mod model;
+mod partitions;
 mod payment_race;
 mod policies;
 mod policy_errors;

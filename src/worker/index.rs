@@ -163,7 +163,7 @@ LEFT JOIN LATERAL (
       AND NOT x.relispartition
       AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index s WHERE s.index_relid = i.indexrelid)
     ORDER BY i.indisvalid DESC, x.oid LIMIT 1) l ON true
-WHERE h.inhparent = $1 AND c.relkind IN ('r', 'p')
+WHERE h.inhparent = $1 AND c.relkind IN ('r', 'p') AND ($3 IS NULL OR c.oid = $3)
 ORDER BY c.oid";
 
 struct Partition {
@@ -174,8 +174,9 @@ struct Partition {
     like: Option<(Oid, String, bool)>,
 }
 
-fn partitions(table: Oid, index: Oid) -> Result<Vec<Partition>, PgError> {
-    let arguments = [(pg_sys::OIDOID, Some(table.into())), (pg_sys::OIDOID, Some(index.into()))];
+/// All partitions of `table`, or only that one.
+fn partitions(table: Oid, index: Oid, only: Option<Oid>) -> Result<Vec<Partition>, PgError> {
+    let arguments = [Some(table), Some(index), only].map(|oid| (pg_sys::OIDOID, oid.map(Into::into)));
     transaction(|| {
         catalog::read(PARTITIONS, &arguments, |row, n| Partition {
             oid: row.expect(n, 0),
@@ -190,7 +191,7 @@ fn partitions(table: Oid, index: Oid) -> Result<Vec<Partition>, PgError> {
 /// Builds what is missing below `index`, the index of the partitioned `table`, and attaches it.
 fn complete(policy: &Policy, table: Oid, index: Oid) -> Result<(), PgError> {
     let index_sql = name_of(index)?;
-    for partition in partitions(table, index)? {
+    for partition in partitions(table, index, None)? {
         if partition.is_attached {
             continue;
         }
@@ -220,7 +221,7 @@ fn build_below(policy: &Policy, partition: &Partition, table: Oid, index: Oid) -
     } else {
         utility::execute(PATIENT, &create_sql("CONCURRENTLY IF NOT EXISTS", &name, &partition.sql, policy))?;
     }
-    let built = partitions(table, index)?.into_iter().find(|other| other.oid == partition.oid);
+    let built = partitions(table, index, Some(partition.oid))?.pop();
     let Some((oid, sql, _)) = built.and_then(|partition| partition.like) else {
         return Err(PgError::new("55006", format!("partition {} has changed meanwhile", partition.sql)));
     };
