@@ -219,7 +219,9 @@ fn predicate_of_other_tables_is_refused() {
 fn cancel_function_sees_what_was_committed_after_the_claim() {
     const CLAIMED: &str = "x'6578706972790001'::bigint";
     let isolations = ["read committed", "repeatable read", "serializable"];
-    for (isolation, by_hand) in isolations.iter().flat_map(|isolation| [(isolation, false), (isolation, true)]) {
+    for (isolation, by_hand) in
+        isolations.iter().flat_map(|isolation| [(isolation, false), (isolation, true)])
+    {
         let mut shop = Shop::with_settings(&[("default_transaction_isolation", isolation)]);
         shop.client
             .batch_execute(

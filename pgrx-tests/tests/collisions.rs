@@ -7,7 +7,8 @@ use pg_expiry_tests::{Shop, wait_for_value, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-const CANCEL: &str = "UPDATE stock SET qty = qty + 1 WHERE sku = (SELECT sku FROM orders WHERE id = order_id);
+const CANCEL: &str =
+    "UPDATE stock SET qty = qty + 1 WHERE sku = (SELECT sku FROM orders WHERE id = order_id);
     UPDATE orders SET status = 'cancelled', cancelled_at = clock_timestamp() WHERE id = order_id";
 
 /// A shop whose cancel function counts its calls, in a sequence since that does not roll back.
