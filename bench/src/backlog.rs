@@ -2,7 +2,7 @@
 
 use pg_expiry_tests::postgres::Client;
 
-use crate::contest::{Contest, Rival, median};
+use crate::contest::{Contest, Rival};
 use crate::scale::Scale;
 use crate::shop::Shop;
 
