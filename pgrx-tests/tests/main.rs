@@ -18,6 +18,7 @@ mod event_order;
 mod event_wait;
 mod events;
 mod exactly_once;
+mod extension_life;
 mod failing_rows;
 mod failover;
 mod harness;

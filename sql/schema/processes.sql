@@ -31,10 +31,11 @@ COMMENT ON COLUMN workers.started_at IS 'When the process started.';
 COMMENT ON COLUMN workers.last_pass IS 'When a worker last looked for due rows.';
 
 -- The launcher hears of the extension when CREATE EXTENSION commits; without preload the user does, in a
--- notice, which CREATE EXTENSION would keep back.
+-- notice, which CREATE EXTENSION would keep back. It stays: dropping it would start event triggers of the user.
 CREATE FUNCTION announce() RETURNS void
     LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'expiry_announce_wrapper';
+COMMENT ON FUNCTION announce() IS 'Tells the launcher, at the commit, that this database has the extension; CREATE EXTENSION has called it.';
+REVOKE EXECUTE ON FUNCTION announce() FROM PUBLIC;
 SET LOCAL client_min_messages = notice;
 SELECT @extschema@.announce();
 SET LOCAL client_min_messages = warning;
-DROP FUNCTION announce();

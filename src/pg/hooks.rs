@@ -11,7 +11,9 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::pg_sys::{NodeTag, Oid};
 
-use super::{database, wake};
+use super::{catalog, database, extension, wake};
+
+const OURS: &CStr = c"pg_expiry";
 
 static mut PREVIOUS_UTILITY: pg_sys::ProcessUtility_hook_type = None;
 static mut PREVIOUS_ACCESS: pg_sys::object_access_hook_type = None;
@@ -39,6 +41,8 @@ enum Meaning {
     Nothing,
     /// It needs this database for itself, if the user may do that to it.
     Needs(Option<Oid>),
+    /// It drops or updates our extension, if the user may do that: our tables are needed for themselves.
+    NeedsExtension(Option<Oid>),
     /// It changes pg_database in another way.
     ChangesDatabases,
     /// It changes the settings that sessions in this database start with.
@@ -65,9 +69,13 @@ unsafe extern "C-unwind" fn process_utility(
             database.into_iter().for_each(STEP_ASIDE.get());
             wake::launcher_at_commit();
         }
+        Meaning::NeedsExtension(Some(extension)) if !catalog::is_read_only() => {
+            STEP_ASIDE.get()(catalog::database());
+            extension::lock_relations(extension);
+        }
         Meaning::ChangesDatabases => wake::launcher_at_commit(),
         Meaning::ChangesSettings(database) => wake::restart_at_commit(database),
-        Meaning::CommitsPrepared | Meaning::Nothing => {}
+        Meaning::CommitsPrepared | Meaning::NeedsExtension(_) | Meaning::Nothing => {}
     }
     // SAFETY: the arguments that this hook was called with; the previous hook is set once, before this
     // one can be called.
@@ -115,6 +123,20 @@ unsafe fn meaning(node: *mut pg_sys::Node) -> Meaning {
                 }
                 Meaning::Nothing
             }
+            NodeTag::T_DropStmt => {
+                let drop = node.cast::<pg_sys::DropStmt>();
+                if (*drop).removeType == pg_sys::ObjectType::OBJECT_EXTENSION && names_us((*drop).objects) {
+                    return Meaning::NeedsExtension(extension::owned(OURS));
+                }
+                Meaning::Nothing
+            }
+            NodeTag::T_AlterExtensionStmt => {
+                let name = (*node.cast::<pg_sys::AlterExtensionStmt>()).extname;
+                if !name.is_null() && CStr::from_ptr(name) == OURS {
+                    return Meaning::NeedsExtension(extension::owned(OURS));
+                }
+                Meaning::Nothing
+            }
             NodeTag::T_DropdbStmt => Meaning::Needs(owned((*node.cast::<pg_sys::DropdbStmt>()).dbname)),
             NodeTag::T_CreatedbStmt => {
                 let options = (*node.cast::<pg_sys::CreatedbStmt>()).options;
@@ -143,6 +165,24 @@ unsafe fn meaning(node: *mut pg_sys::Node) -> Meaning {
             }
             _ => Meaning::Nothing,
         }
+    }
+}
+
+/// Whether our extension is in a list of names.
+///
+/// # Safety
+/// `names` is a list of String nodes.
+unsafe fn names_us(names: *mut pg_sys::List) -> bool {
+    if names.is_null() {
+        return false;
+    }
+    // SAFETY: a list has as many elements as its length says.
+    unsafe {
+        let elements = std::slice::from_raw_parts((*names).elements, (*names).length as usize);
+        elements.iter().any(|element| {
+            let name = (*element.ptr_value.cast::<pg_sys::String>()).sval;
+            !name.is_null() && CStr::from_ptr(name) == OURS
+        })
     }
 }
 

@@ -14,6 +14,7 @@ pub mod caught;
 pub mod clock;
 pub mod database;
 pub mod debug_point;
+mod extension;
 pub mod guc;
 pub mod hooks;
 pub mod inval;
