@@ -4,4 +4,6 @@ mod attention;
 mod common;
 mod databases;
 mod life;
+mod owners;
+mod read_only;
 mod turns;

@@ -122,6 +122,57 @@ fn unrelated_databases_come_and_go() {
     }
 }
 
+/// R18, as it was reported: with the workers stopped, and without the extension.
+#[test]
+fn stopped_or_without_extension_the_database_is_free() {
+    let mut vacated = Vacated::new(false);
+    let (cluster, name) = (&vacated.cluster, vacated.name.clone());
+    let log = cluster.log().len();
+    cluster.connect(&name).batch_execute("SELECT expiry.stop_workers()").unwrap();
+    vacated.execute("ALTER DATABASE {db} RENAME TO other");
+    // It is the same database: its workers are stopped under any name.
+    assert_eq!(worker_pids(&mut vacated.cluster.connect("other")), [0; 0]);
+    vacated.execute("ALTER DATABASE other RENAME TO {db}");
+    vacated.cluster.connect(&name).batch_execute("SELECT expiry.start_workers()").unwrap();
+    vacated.assert_served(&name);
+    for force in ["", " WITH (FORCE)"] {
+        vacated.execute("CREATE DATABASE copy TEMPLATE {db}");
+        let mut copy = vacated.cluster.connect("copy");
+        copy.batch_execute("SELECT expiry.resume()").unwrap();
+        worker(&mut copy);
+        copy.batch_execute("DROP EXTENSION pg_expiry").unwrap();
+        drop(copy);
+        vacated.execute(&format!("DROP DATABASE copy{force}"));
+    }
+    let complaints = complaints(&vacated.cluster, log);
+    let about_it =
+        complaints.iter().filter(|line| line.contains("pg_expiry") && line.contains("copy")).count();
+    assert!(about_it <= 2, "{complaints:?}");
+    vacated.assert_served(&name);
+}
+
+/// R67: a clone that is made as soon as the policy is, when scout and builder are just on their way.
+#[test]
+fn clone_of_a_database_that_has_just_got_a_policy() {
+    let cluster = Cluster::start();
+    let mut client = cluster.connect("postgres");
+    for n in 0..5 {
+        let mut shop = Shop::in_database(cluster.create_database());
+        shop.fill(1..=20_000, "now() + interval '1 day'");
+        shop.db.create_extension();
+        shop.create_policy("");
+        let name = shop.db.name.clone();
+        shop.client = cluster.connect("postgres");
+        Vacated::execute_at_once(&mut client, &format!("CREATE DATABASE copy{n} TEMPLATE {name}"), "");
+        shop.client = cluster.connect(&name);
+        shop.due(0, SECOND);
+        shop.settle();
+        let mut copy = cluster.connect(&format!("copy{n}"));
+        let state: String = copy.query_one("SELECT state FROM expiry.status", &[]).unwrap().get(0);
+        assert_eq!((state.as_str(), worker_pids(&mut copy)), ("restored", vec![]));
+    }
+}
+
 #[test]
 fn owner_without_superuser_can_do_it_too() {
     let mut vacated = Vacated::new(true);

@@ -76,7 +76,7 @@ fn no_slot_is_said_once_and_shown_and_over_when_it_is_over() {
 }
 
 /// A table, a policy and a cancel function for each of so many owners, in the shop's database.
-fn more_owners(shop: &mut Shop, owners: usize) {
+pub fn more_owners(shop: &mut Shop, owners: usize) {
     for n in 0..owners {
         shop.client
             .batch_execute(&format!(
@@ -94,13 +94,13 @@ fn more_owners(shop: &mut Shop, owners: usize) {
 }
 
 /// How many orders of all owners are still pending.
-fn pending(client: &mut Client, owners: usize) -> i64 {
+pub fn pending(client: &mut Client, owners: usize) -> i64 {
     let counts = (0..owners).map(|n| format!("SELECT FROM s{n}.orders WHERE status = 'pending'"));
     let sql = format!("SELECT count(*) FROM ({}) x", counts.collect::<Vec<_>>().join(" UNION ALL "));
     client.query_one(&sql, &[]).unwrap().get(0)
 }
 
-fn order_of_each(client: &mut Client, owners: usize, id: i64, pay_by: &str) {
+pub fn order_of_each(client: &mut Client, owners: usize, id: i64, pay_by: &str) {
     for n in 0..owners {
         client.batch_execute(&format!("INSERT INTO s{n}.orders VALUES ({id}, 'pending', {pay_by})")).unwrap();
     }
