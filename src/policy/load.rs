@@ -32,8 +32,10 @@ pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
 }
 
 /// Owners of relations with a policy that is neither paused nor restored, or with an index of a dropped
-/// policy that is still to be dropped.
+/// policy that is still to be dropped. Forgets policies whose relation has been dropped: where all are paused,
+/// nobody else does.
 pub fn owners() -> Vec<Oid> {
+    stored::forget_dropped();
     const OWNERS: &str = "\
         SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
         WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)

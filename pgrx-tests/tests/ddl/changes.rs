@@ -1,7 +1,9 @@
 //! One change after the other.
 
+use pg_expiry_tests::{wait_for_value, wait_until, worker_pids};
+
 use super::common::Outcome::{GoesOn, IsGone, Stops};
-use super::common::{Outcome, Watched};
+use super::common::{Outcome, SECOND, Watched};
 
 const DUE: &str = "INSERT INTO orders (id, pay_by) VALUES (2, now())";
 const CANCELLED: &str = "SELECT status::text = 'cancelled' FROM orders WHERE id::text = '2'";
@@ -200,11 +202,7 @@ fn function_with_another_body() {
     let mut watched = Watched::new();
     watched.shop.replace_cancel_order("UPDATE orders SET status = 'closed' WHERE id = order_id");
     watched.execute(&[DUE]);
-    pg_expiry_tests::wait_for_value(
-        &mut watched.shop.client,
-        "SELECT status FROM orders WHERE id = 2",
-        "closed".to_owned(),
-    );
+    wait_for_value(&mut watched.shop.client, "SELECT status FROM orders WHERE id = 2", "closed".to_owned());
     watched.assert_unharmed();
 }
 
@@ -237,6 +235,50 @@ fn table_that_is_dropped() {
     assert_eq!(watched.shop.status(2), "pending");
     watched.shop.create_policy("");
     watched.shop.wait_for_cancelled(1);
+    watched.assert_unharmed();
+}
+
+/// There is no worker, but policies are looked after.
+#[test]
+fn table_of_a_paused_policy_that_is_dropped() {
+    let mut watched = Watched::new();
+    watched.execute(&["SELECT expiry.pause()", "DROP TABLE orders", "SELECT expiry.pause()"]);
+    wait_for_value(
+        &mut watched.shop.client,
+        "SELECT string_agg(name, ', ') FROM expiry.policy",
+        "bills".to_owned(),
+    );
+    wait_for_value(
+        &mut watched.shop.client,
+        "SELECT string_agg(policy, ', ') FROM expiry.binding",
+        "bills".to_owned(),
+    );
+}
+
+/// A predicate names a value of a type: by its number, too.
+#[test]
+fn value_that_is_renamed() {
+    let mut watched = Watched::new();
+    watched.execute(&[
+        "CREATE TYPE state AS ENUM ('open', 'closed')",
+        "CREATE TABLE seats (id int PRIMARY KEY, state state DEFAULT 'open', till timestamptz)",
+        "CREATE FUNCTION free_seat(k int) RETURNS void LANGUAGE plpgsql AS
+             $$ BEGIN EXECUTE format('UPDATE seats SET state = %L WHERE id = %s', enum_last(NULL::state), k); END $$",
+        "SELECT expiry.create_policy('seats', 'till', $$state = 'open'$$, 'free_seat')",
+        "INSERT INTO seats VALUES (1, 'open', now())",
+    ]);
+    let closed = |id: i32| format!("SELECT state = enum_last(NULL::state) FROM seats WHERE id = {id}");
+    wait_for_value(&mut watched.shop.client, &closed(1), true);
+    watched.execute(&[
+        "ALTER TYPE state RENAME VALUE 'open' TO 'taken'",
+        "INSERT INTO seats VALUES (2, 'taken', now())",
+    ]);
+    wait_for_value(&mut watched.shop.client, &closed(2), true);
+    // Now all is loaded anew.
+    watched.execute(&["ALTER TABLE seats ADD note text", "INSERT INTO seats VALUES (3, 'taken', now())"]);
+    wait_for_value(&mut watched.shop.client, &closed(3), true);
+    let predicate = "SELECT predicate FROM expiry.policy WHERE name = 'seats'";
+    wait_for_value(&mut watched.shop.client, predicate, "(state = 'taken'::public.state)".to_owned());
     watched.assert_unharmed();
 }
 
@@ -286,26 +328,26 @@ fn owner() {
         &format!("CREATE ROLE {role}; GRANT ALL ON stock TO {role}; ALTER TABLE orders OWNER TO {role}"),
         DUE,
     ]);
-    pg_expiry_tests::wait_for_value(&mut watched.shop.client, CANCELLED, true);
-    pg_expiry_tests::wait_for_value(
+    wait_for_value(&mut watched.shop.client, CANCELLED, true);
+    wait_for_value(
         &mut watched.shop.client,
         "SELECT owner::text FROM expiry.policy WHERE name = 'orders'",
         role.clone(),
     );
     watched.assert_others_are_served();
-    let pids = pg_expiry_tests::worker_pids(&mut watched.shop.client);
+    let pids = worker_pids(&mut watched.shop.client);
     assert!(pids.contains(&watched.pid) && pids.len() == 2, "{pids:?}, before {}", watched.pid);
     watched.execute(&[
         "ALTER TABLE orders OWNER TO postgres",
         "INSERT INTO orders (id, pay_by) VALUES (3, now())",
     ]);
-    pg_expiry_tests::wait_for_value(
+    wait_for_value(
         &mut watched.shop.client,
         "SELECT status FROM orders WHERE id = 3",
         "cancelled".to_owned(),
     );
-    pg_expiry_tests::wait_until("the other worker to leave", 20 * super::common::SECOND, || {
-        pg_expiry_tests::worker_pids(&mut watched.shop.client) == [watched.pid]
+    wait_until("the other worker to leave", 20 * SECOND, || {
+        worker_pids(&mut watched.shop.client) == [watched.pid]
     });
     watched.assert_unharmed();
     watched.execute(&[&format!("DROP OWNED BY {role}; DROP ROLE {role}")]);

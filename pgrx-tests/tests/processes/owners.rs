@@ -5,12 +5,12 @@ use std::time::Duration;
 use pg_expiry_tests::postgres::Client;
 use pg_expiry_tests::{Cluster, wait_until, workers};
 
-use super::common::{SECOND, shop_on};
+use super::common::shop_on;
 use super::turns::{more_owners, order_of_each, pending};
 
 const OWNERS: usize = 100;
 /// What `rules/turns.rs` promises to a hundred owners is 20 s; this is a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How late the orders of this number were, of all owners: half of them, and the worst, in seconds.
 fn lateness(client: &mut Client, id: usize) -> (f64, f64) {
@@ -46,7 +46,7 @@ fn hundred_owners_take_turns() {
     assert!(worst < PATIENCE.as_secs_f64());
 
     // Deadlines that are known when they come: by then each owner has had a turn.
-    order_of_each(&mut shop.client, OWNERS, 3, "now() + interval '60 s' + random() * interval '20 s'");
+    order_of_each(&mut shop.client, OWNERS, 3, "now() + interval '30 s' + random() * interval '15 s'");
     all_served(&mut shop.client);
     let (half, worst) = lateness(&mut shop.client, 3);
     println!("known before: half within {half:.1} s, the last after {worst:.1} s");
@@ -64,5 +64,4 @@ fn hundred_owners_take_turns() {
     assert!(running <= 4, "{running} of {OWNERS} are running");
     let failed = "SELECT sum(failed)::bigint FROM expiry.status";
     assert_eq!(shop.value::<i64>(failed), 0);
-    assert!(SECOND < PATIENCE);
 }
