@@ -20,6 +20,10 @@ pub struct Function {
 impl Function {
     /// Looks `function` up and checks that the current user may execute it (42501).
     pub fn prepare(function: Oid, arguments: usize) -> Self {
+        // Whoever commits a row together with a new body of the function means that one: the claim may have
+        // seen the row with the old one still in the caches.
+        // SAFETY: inside a transaction; what every lock on a relation does too.
+        unsafe { pg_sys::AcceptInvalidationMessages() };
         check_execute_right(function);
         // SAFETY: all of it is palloc'd in the current memory context, which outlives `self` (a batch);
         // the call structure is laid out as LOCAL_FCINFO does, with `arguments` slots behind it.

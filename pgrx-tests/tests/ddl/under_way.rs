@@ -136,3 +136,20 @@ fn what_a_session_remembers() {
         watched.shop.assert_invariant();
     }
 }
+
+/// A row may be committed together with a new body of the function, and the claim sees it with the old one
+/// still in the worker's caches.
+#[test]
+fn function_that_is_replaced_between_claim_and_call() {
+    /// Holds batches when they are claimed: see `pg/debug_point.rs`.
+    const CLAIMED: i64 = 0x6578_7069_7279_0001;
+    let mut watched = Watched::new();
+    watched.execute(&[&format!("SELECT pg_advisory_lock({CLAIMED})")]);
+    watched.shop.due(2, Duration::ZERO);
+    let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Claimed'";
+    wait_for_value(&mut watched.shop.client, held, 1_i64);
+    watched.shop.replace_cancel_order("UPDATE orders SET status = 'closed' WHERE id = order_id");
+    watched.execute(&[&format!("SELECT pg_advisory_unlock({CLAIMED})")]);
+    wait_for_value(&mut watched.shop.client, "SELECT status FROM orders WHERE id = 2", "closed".to_owned());
+    watched.assert_unharmed();
+}
