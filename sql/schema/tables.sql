@@ -176,6 +176,8 @@ COMMENT ON COLUMN consumer.fetched IS 'The last event that it was given.';
 COMMENT ON COLUMN consumer.fetched_at IS 'When it last fetched.';
 COMMENT ON COLUMN consumer.acked_at IS 'When it last acknowledged.';
 
-SELECT pg_catalog.pg_extension_config_dump('policy', '');
+-- What a dropped table has left is a number that would be another table's in the copy.
+SELECT pg_catalog.pg_extension_config_dump('policy',
+    'WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) relation)');
 SELECT pg_catalog.pg_extension_config_dump('failure', '');
 SELECT pg_catalog.pg_extension_config_dump('event_id_seq', '');
