@@ -83,6 +83,14 @@ pub fn scratch_path(name: &str) -> PathBuf {
     run_folder().join(format!("{name}-{}", next_number()))
 }
 
+/// A folder that the servers' user may write into; goes with the run's folder.
+pub fn scratch_folder(name: &str) -> PathBuf {
+    let folder = scratch_path(name);
+    fs::create_dir(&folder).expect("a scratch folder");
+    Installation::get().hand_over(&folder);
+    folder
+}
+
 /// A number that no other server or database of this run has.
 pub(crate) fn next_number() -> u32 {
     static LAST: AtomicU32 = AtomicU32::new(0);

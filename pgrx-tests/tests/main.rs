@@ -42,3 +42,5 @@ mod status;
 mod stuck_listener;
 mod subtransactions;
 mod tenants;
+mod upgrade;
+mod versions;

@@ -3,4 +3,4 @@
 mod clones;
 mod dump;
 mod dump_of_all;
-mod original;
+pub mod original;
