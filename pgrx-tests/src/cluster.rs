@@ -39,6 +39,7 @@ pub struct Cluster {
 /// What is different in a server; `Cluster::builder()`.
 pub struct ClusterBuilder {
     installation: &'static Installation,
+    has_own_identity: bool,
     preload: bool,
     folder: Option<PathBuf>,
     settings: Vec<(String, String)>,
@@ -66,6 +67,12 @@ impl ClusterBuilder {
         self
     }
 
+    /// With a system identifier that no other server has; by default they share one, being copies.
+    pub fn own_identity(mut self) -> Self {
+        self.has_own_identity = true;
+        self
+    }
+
     /// A line of postgresql.conf.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -87,8 +94,12 @@ impl ClusterBuilder {
     /// Fresh, and not started yet.
     pub fn stopped(self) -> Cluster {
         let cluster = Cluster::in_folder(self.installation, self.folder.as_deref());
-        let mut copy = self.installation.command("cp", false);
-        run(copy.arg("-R").arg(template(self.installation)).arg(cluster.data()));
+        if self.has_own_identity {
+            initdb(self.installation, &cluster.data());
+        } else {
+            let mut copy = self.installation.command("cp", false);
+            run(copy.arg("-R").arg(template(self.installation)).arg(cluster.data()));
+        }
         cluster.configure(&self);
         cluster
     }
@@ -102,7 +113,13 @@ impl Cluster {
 
     pub fn builder() -> ClusterBuilder {
         let installation = Installation::get();
-        ClusterBuilder { installation, preload: true, folder: None, settings: Vec::new() }
+        ClusterBuilder {
+            installation,
+            has_own_identity: false,
+            preload: true,
+            folder: None,
+            settings: Vec::new(),
+        }
     }
 
     /// Without data yet. In the run's folder, unless another is given, which then outlives us.
@@ -207,6 +224,11 @@ impl Cluster {
         command.env("PGHOST", self.endpoint.host()).env("PGPORT", Endpoint::PORT.to_string());
         command.env("PGUSER", Endpoint::SUPERUSER);
         command
+    }
+
+    /// Whether this version of the server has that program.
+    pub fn has_program(&self, name: &str) -> bool {
+        self.installation.program(name).exists()
     }
 
     /// The pid of the postmaster; panics when the server is not running.
@@ -324,12 +346,16 @@ fn template(installation: &'static Installation) -> PathBuf {
     let number = templates.len();
     let template = templates.entry(installation.bin()).or_insert_with(|| {
         let folder = run_folder().join(format!("template{number}"));
-        let mut initdb = installation.command(installation.program("initdb"), true);
-        initdb.args(["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C"]);
-        run(initdb.args(["-U", Endpoint::SUPERUSER, "-D"]).arg(&folder));
+        initdb(installation, &folder);
         folder
     });
     template.clone()
+}
+
+fn initdb(installation: &Installation, folder: &Path) {
+    let mut initdb = installation.command(installation.program("initdb"), true);
+    initdb.args(["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C"]);
+    run(initdb.args(["-U", Endpoint::SUPERUSER, "-D"]).arg(folder));
 }
 
 fn run(command: &mut Command) {

@@ -96,7 +96,7 @@ fn upgraded_cluster_finds_everything_by_its_name() {
     // What pg_upgrade leaves: the same database number, another cluster, other functions' numbers.
     shop.client
         .batch_execute(
-            "UPDATE expiry.binding SET system_identifier = 1, function = 'now()'::regprocedure, predicate_tree = '{NONSENSE}';
+            "UPDATE expiry.binding SET system_identifier = 1, server_version = 14, function = 'now()'::regprocedure, predicate_tree = '{NONSENSE}';
              SELECT expiry.wake()",
         )
         .unwrap();
