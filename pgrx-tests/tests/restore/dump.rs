@@ -74,6 +74,33 @@ fn in_steps() {
     assert_restored(&prepared, &original);
 }
 
+/// R55: into a database that has had more events than the dump knows of, which set the sequence back.
+#[test]
+fn ids_of_events_do_not_come_again() {
+    let original = Original::in_database(Db::new());
+    let dump = dumped(shared_cluster(), &original.shop.db, &["-Fc"]);
+    let copy = Db::new();
+    restore(&copy, &["--schema-only"], &dump);
+    let mut client = copy.connect();
+    client
+        .batch_execute(
+            "SELECT expiry.create_policy('orders', 'pay_by', $$status = 'pending'$$, 'cancel_order(bigint)');
+             INSERT INTO stock VALUES (1, 0);
+             INSERT INTO orders (id, pay_by) SELECT id, now() FROM generate_series(1001, 1100) id",
+        )
+        .unwrap();
+    wait_for_value(&mut client, "SELECT count(*) FROM expiry.event", 100_i64);
+    client.batch_execute("SELECT expiry.drop_policy('orders'); TRUNCATE orders, stock").unwrap();
+    restore(&copy, &["--data-only", "--disable-triggers"], &dump);
+    client.batch_execute("SELECT expiry.resume()").unwrap();
+    wait_for_value(
+        &mut client,
+        "SELECT count(*) FROM expiry.event WHERE id > 100 AND kind = 'cancelled'",
+        51_i64,
+    );
+    wait_for_value(&mut client, "SELECT count(*) FROM expiry.failure", 2_i64);
+}
+
 /// Over a database that is in use: its policies go, with a worker among them, and come back paused.
 #[test]
 fn clean_over_a_living_copy() {
