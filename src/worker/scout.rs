@@ -10,12 +10,15 @@ use crate::policy;
 
 pub fn run() {
     let generation = wake::generation();
-    let found = xact::in_transaction(BOOTSTRAP_SUPERUSER, || match installed::look() {
-        Installed::Nothing => (Found::Nothing, None),
-        Installed::Served => (Found::Owners(policy::owners()), None),
-        Installed::Other(error) => (Found::OtherVersion, Some(error)),
-    });
-    match found {
+    let look = || {
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || match installed::look() {
+            Installed::Nothing => (Found::Nothing, None),
+            Installed::Served => (Found::Owners(policy::owners()), None),
+            Installed::Other(error) => (Found::OtherVersion, Some(error)),
+        })
+    };
+    // The extension may be dropped, or updated, in the middle of a look; the next one then sees that.
+    match look().or_else(|_| look()) {
         Ok((found, error)) => {
             let outcome = board::report(&found, generation);
             if !outcome.has_room {
