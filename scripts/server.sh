@@ -19,6 +19,11 @@ release) flags=() ;;
 esac
 cargo pgrx package --package pg_expiry --pg-config "$config" --out-dir "$tree" "${flags[@]}"
 
+# The tests update every version that was ever released.
+if [[ $kind == test ]]; then
+  find sql/versions -name 'pg_expiry--*.sql' -exec cp {} "$tree$("$config" --sharedir)/extension/" ';'
+fi
+
 # mirror FROM TO: links for all that TO does not have, entering the folders that it has.
 # A pg_expiry that is installed in the system's server stays out of it.
 mirror() {

@@ -3,6 +3,7 @@
 use pgrx::JsonB;
 use pgrx::pg_sys;
 
+use crate::installed;
 use crate::pg::{role, spi, wake};
 use crate::policy;
 
@@ -20,6 +21,7 @@ COMMENT ON FUNCTION retry(text, jsonb) IS
     'Lets rows of expiry.failure go again at once, with all their attempts: the one with this key (64-bit integers as numbers or strings), or with NULL all of the policy. Returns how many. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn retry(name: &str, key: Option<JsonB>) -> i64 {
+    installed::check();
     policy::check_may_act_for(name);
     wake::at_commit();
     role::as_superuser_at_home(|| {

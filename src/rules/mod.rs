@@ -15,3 +15,4 @@ pub mod sweep;
 pub mod throttle;
 pub mod trip;
 pub mod turns;
+pub mod version;

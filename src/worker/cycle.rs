@@ -9,6 +9,7 @@ use super::duty::{Duty, Step};
 use super::progress;
 use super::prune::Prune;
 use crate::board;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
@@ -146,6 +147,7 @@ impl Cycle {
     fn reload(&mut self) -> Result<(), PgError> {
         let owner = self.owner;
         let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            installed::check();
             inval::ignore_only(
                 OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
             );
