@@ -42,3 +42,4 @@ mod status;
 mod stuck_listener;
 mod subtransactions;
 mod tenants;
+mod why_not;

@@ -68,15 +68,19 @@ pub fn rows(policy: &Policy, max_rows: i64) -> Vec<DueRow> {
 
 /// Counts the rows that are due, [`COUNTED`] at most. Walks along the deadline index if there is one.
 pub fn count(policy: &Policy) -> Count {
+    count_until(policy, clock::now())
+}
+
+/// Counts the rows whose deadline is not later than `until`, as [`count`] does.
+pub fn count_until(policy: &Policy, until: Timestamp) -> Count {
     let sql = format!(
         "SELECT pg_catalog.count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) AS pg_expiry_due",
         from(policy),
         is_due(policy),
         COUNTED + 1
     );
-    let count = as_owner(policy, || {
-        spi::query(&sql, &bounds(policy, clock::now()), |row, n| row.expect::<i64>(n, 0))
-    });
+    let count =
+        as_owner(policy, || spi::query(&sql, &bounds(policy, until), |row, n| row.expect::<i64>(n, 0)));
     match count.first().copied().unwrap_or_default() {
         count if count > COUNTED => Count::MoreThanCounted,
         count => Count::Exactly(count),
@@ -140,7 +144,7 @@ fn bounds(policy: &Policy, now: Timestamp) -> [(pg_sys::Oid, Argument); 2] {
 }
 
 /// As the worker's own statements run, but with any plan.
-fn as_owner<R>(policy: &Policy, f: impl FnOnce() -> R) -> R {
+pub fn as_owner<R>(policy: &Policy, f: impl FnOnce() -> R) -> R {
     let settings = [
         ("search_path", predicate::PINNED_SEARCH_PATH),
         ("TimeZone", policy.deadline.zone()),

@@ -14,6 +14,7 @@ use super::progress::Progress;
 use super::push::Push;
 use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
+use crate::pg::asides::{self, Aside};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::timeout;
@@ -337,6 +338,7 @@ impl Duty {
             _ => 1,
         };
         let until = now.plus_micros(self.policy.retry_delay_ms * 1000);
+        asides::note(&self.policy.name, &key, Aside::Declined(times), until);
         waiting.set(key, Wait::new(until, Reason::Declined { times }));
     }
 

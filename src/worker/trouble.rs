@@ -4,6 +4,7 @@ use super::batch::{Failed, Stage};
 use super::duty::{Duty, Step};
 use super::failure;
 use super::waiting::{Key, Reason, Wait};
+use crate::pg::asides::{self, Aside};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::json;
@@ -100,7 +101,9 @@ impl Duty {
                     Some(Wait { reason: Reason::Failed { attempts }, .. }) => Reason::Failed { attempts },
                     _ => Reason::Collided,
                 };
-                waiting.set(key, Wait { until: ended_at.plus_micros(wait(collisions)), reason, collisions });
+                let until = ended_at.plus_micros(wait(collisions));
+                asides::note(&self.policy.name, &key, Aside::Collided(collisions), until);
+                waiting.set(key, Wait { until, reason, collisions });
                 troubles = troubles.max(collisions);
                 took_us * i64::from(self.collisions / STREAK).min(LONGEST_PAUSE)
             }
