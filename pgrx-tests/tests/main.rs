@@ -1,6 +1,7 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod backlog_faults;
+mod bounded;
 mod by_hand;
 mod by_hand_faults;
 mod checkout;

@@ -228,7 +228,7 @@ fn backlog(policy: &Policy, row: &Row, now: Timestamp) -> Option<String> {
         row.expect::<i64>(n, 0)
     });
     let until = row.deadline.filter(|deadline| deadline.is_finite())?;
-    let (ahead, shown) = match due::count_until(policy, until) {
+    let (ahead, shown) = match due::along_the_index(|| due::count_until(policy, until)) {
         Count::MoreThanCounted => (due::COUNTED, Count::MoreThanCounted),
         Count::Exactly(count) | Count::About(count) => {
             let ahead = (count - 1 - waiting.first().copied().unwrap_or_default()).max(0);

@@ -57,6 +57,8 @@ pub struct Duty {
     probed_at: Timestamp,
     probe_us: i64,
     checked_at: Timestamp,
+    /// So many of the failed rows were looked at, whether they are still due, in this round.
+    checked: usize,
     pub(super) push: Push,
     /// What is known of `expiry.failure` may be out of date.
     reads_failures: bool,
@@ -97,6 +99,7 @@ impl Duty {
             probed_at: Timestamp(0),
             probe_us: 0,
             checked_at: Timestamp(0),
+            checked: 0,
             push: Push::default(),
             reads_failures: true,
             in_worker,
@@ -371,16 +374,26 @@ impl Duty {
             return;
         }
         self.checked_at = now;
-        let failed: Vec<Key> = self.waiting.borrow().failed().take(MOST).cloned().collect();
+        let failed: Vec<Key> =
+            self.waiting.borrow().failed().skip(self.checked).take(MOST).cloned().collect();
+        if failed.len() < MOST {
+            self.checked = 0;
+        }
         if failed.is_empty() {
             return;
         }
         let gone = batch::no_longer_due(&self.policy, &self.statements, &failed, now)
             .and_then(|gone| failure::forget(&self.policy.name, &gone).map(|()| gone));
         match gone {
-            Ok(gone) => gone.iter().for_each(|key| {
-                self.waiting.borrow_mut().remove(key);
-            }),
+            Ok(gone) => {
+                // Those that are still due are not looked at again before all the others were.
+                if failed.len() == MOST {
+                    self.checked += MOST - gone.len();
+                }
+                gone.iter().for_each(|key| {
+                    self.waiting.borrow_mut().remove(key);
+                });
+            }
             Err(error) => pgrx::debug1!("pg_expiry: policy \"{}\": {error}", self.policy.name),
         }
     }
