@@ -1,5 +1,7 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
+mod alerts;
+mod audit;
 mod backlog_faults;
 mod bounded;
 mod by_hand;

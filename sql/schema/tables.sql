@@ -137,6 +137,7 @@ CREATE TABLE progress (
     failed                 bigint NOT NULL DEFAULT 0,
     withheld_notifications bigint NOT NULL DEFAULT 0,
     withheld_after         bigint,
+    alerts                 text[] NOT NULL DEFAULT '{}',
     lateness_max_ms        double precision,
     lateness_counts        bigint[] NOT NULL DEFAULT '{}',
     stats_since            timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -154,6 +155,7 @@ COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
 COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
 COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
 COMMENT ON COLUMN progress.withheld_after IS 'Until listeners have been told to catch up: the last event before those that were not notified.';
+COMMENT ON COLUMN progress.alerts IS 'What pg_expiry.alert_channel was told of and has not heard to be over: tripped, stopped, lagging, quarantined.';
 COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
 COMMENT ON COLUMN progress.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';

@@ -1,6 +1,7 @@
 //! Pure decisions: no PostgreSQL, no clock, no I/O. pgrx-tests compiles this folder by itself and tests
 //! its properties. Times are microseconds.
 
+pub mod alert;
 pub mod backoff;
 pub mod batch_size;
 pub mod deadline;

@@ -1,6 +1,7 @@
 //! The processes that the launcher starts: the worker, which serves one owner of one database; the
 //! scout, which sees what a database has; the index builder.
 
+pub mod alarm;
 pub mod batch;
 pub mod cancel;
 pub mod cycle;
