@@ -36,6 +36,9 @@ use crate::settings;
 /// Of so many claims and one more, one takes rows that have collided.
 const CLAIMS_WITHOUT_COLLIDED: u32 = 3;
 
+/// The extension has just been dropped.
+const UNDEFINED_TABLE: &str = "42P01";
+
 const WARNING: PgSqlErrorCode = PgSqlErrorCode::ERRCODE_WARNING;
 
 pub struct Duty {
@@ -183,6 +186,7 @@ impl Duty {
         let Some(channel) = settings::alert_channel() else { return };
         if let Err(error) = self.watch_for(&channel, now)
             && classify(&error.sqlstate, false) == Fault::Row
+            && error.sqlstate != UNDEFINED_TABLE
         {
             self.complain("could not send an alert", &error);
         }

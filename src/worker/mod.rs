@@ -128,7 +128,10 @@ impl Trouble {
             log::warning(
                 PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
                 format!("worker could not look for due rows: {error}"),
-                error.hint.as_deref(),
+                error
+                    .hint
+                    .as_deref()
+                    .or(Some("It is tried again by and by, and at once when a policy has changed.")),
             );
         }
         let until = now.plus_micros((1_000_000_i64 << self.errors.min(6)).min(60_000_000));
