@@ -4,7 +4,7 @@ use pgrx::JsonB;
 use pgrx::pg_sys;
 
 use crate::installed;
-use crate::pg::{role, spi, wake};
+use crate::pg::{array, catalog, role, spi, wake};
 use crate::policy;
 
 const RETRY: &str = "
@@ -12,6 +12,32 @@ UPDATE expiry.failure f SET attempts = 0, next_attempt_at = clock_timestamp()
 WHERE f.policy = $1 AND ($2 IS NULL OR NOT EXISTS (
     SELECT FROM jsonb_object_keys(f.key || $2) AS k(name)
     WHERE f.key ->> k.name IS DISTINCT FROM $2 ->> k.name))";
+
+/// A policy without a row has not been worked on yet: it begins to count now, too.
+const RESET: &str = "
+INSERT INTO expiry.progress AS g (policy) SELECT p.name FROM expiry.policy p WHERE p.name = ANY ($1)
+ON CONFLICT (policy) DO UPDATE SET
+    cancelled = 0, declined = 0, failed = 0, withheld_notifications = 0, lateness_max_ms = NULL,
+    lateness_counts = '{}', stats_since = clock_timestamp()";
+
+/// Begins to count anew.
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION reset_stats(name text DEFAULT NULL) RETURNS void
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION reset_stats(text) IS
+    'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
+")]
+fn reset_stats(name: Option<&str>) {
+    let names = match name {
+        Some(name) => {
+            policy::check_may_act_for(name);
+            vec![name.to_owned()]
+        }
+        None => policy::names_that_one_may_act_for(),
+    };
+    let names: Vec<spi::Argument> = names.iter().map(|name| spi::text(name)).collect();
+    catalog::write(RESET, &[(pg_sys::TEXTARRAYOID, Some(array::of(pg_sys::TEXTOID, &names)))]);
+}
 
 /// Lets failing and quarantined rows go again at once, with all their attempts.
 #[pgrx::pg_extern(sql = r"

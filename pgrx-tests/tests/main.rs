@@ -1,6 +1,9 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
+mod alerts;
+mod audit;
 mod backlog_faults;
+mod bounded;
 mod by_hand;
 mod by_hand_faults;
 mod checkout;
@@ -46,3 +49,4 @@ mod tenants;
 mod untriggered;
 mod upgrade;
 mod versions;
+mod why_not;

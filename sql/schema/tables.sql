@@ -118,6 +118,7 @@ CREATE TABLE failure (
 CREATE UNIQUE INDEX failure_policy_key ON failure (policy, md5(key::text));
 -- Or a publication of all tables would have its updates refused.
 ALTER TABLE failure REPLICA IDENTITY FULL;
+CREATE INDEX failure_quarantined ON failure (policy) WHERE next_attempt_at IS NULL;
 
 COMMENT ON TABLE failure IS 'Rows whose cancel function failed and that wait for the next attempt, or are quarantined.';
 COMMENT ON COLUMN failure.policy IS 'Name of the policy.';
@@ -141,8 +142,10 @@ CREATE TABLE progress (
     failed                 bigint NOT NULL DEFAULT 0,
     withheld_notifications bigint NOT NULL DEFAULT 0,
     withheld_after         bigint,
+    alerts                 text[] NOT NULL DEFAULT '{}',
     lateness_max_ms        double precision,
     lateness_counts        bigint[] NOT NULL DEFAULT '{}',
+    stats_since            timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_error             text,
     last_run               timestamptz
 ) WITH (fillfactor = 50);
@@ -157,8 +160,10 @@ COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
 COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
 COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
 COMMENT ON COLUMN progress.withheld_after IS 'Until listeners have been told to catch up: the last event before those that were not notified.';
+COMMENT ON COLUMN progress.alerts IS 'What pg_expiry.alert_channel was told of and has not heard to be over: tripped, stopped, lagging, quarantined.';
 COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
+COMMENT ON COLUMN progress.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';
 COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN progress.last_run IS 'When a worker last looked.';
 

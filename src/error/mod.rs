@@ -51,6 +51,12 @@ pub enum Error {
         parameter: &'static str,
         value: String,
     },
+    InvalidKey {
+        policy: String,
+        /// Those of the relation's key.
+        columns: String,
+        reason: Option<String>,
+    },
     NotDatabaseOwner {
         name: String,
     },
@@ -96,6 +102,15 @@ impl Error {
                 format!("{value} is out of range for parameter \"{parameter}\""),
                 None,
                 None,
+            ),
+            Self::InvalidKey { policy, columns, reason } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("invalid key for policy \"{policy}\""),
+                Some(reason.as_ref().map_or_else(
+                    || format!("The key is of these columns, none of them NULL: {columns}."),
+                    |reason| format!("A value is not of its column's type: {reason}."),
+                )),
+                Some("Give it as in expiry.event, or of a key of one column the value alone.".into()),
             ),
             Self::InTransactionBlock { procedure } => (
                 Code::ERRCODE_ACTIVE_SQL_TRANSACTION,

@@ -21,6 +21,7 @@ pub fn load(name: &str) -> Option<Loaded> {
 /// Every policy on relations of this owner. Forgets those whose relation has been dropped.
 pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
     stored::forget_dropped();
+    stored::forget_leftovers();
     if stored::pass_on(owner) {
         // The new owner may need a worker.
         wake::at_commit();

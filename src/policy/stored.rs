@@ -112,6 +112,35 @@ pub fn forget_dropped() {
     }
 }
 
+/// Removes what is kept about policies that are gone: a worker may have written it while they were being
+/// dropped. A probe for each name, however many rows there are.
+pub fn forget_leftovers() {
+    const LEFTOVERS: &str = "\
+        WITH RECURSIVE named (policy) AS (
+            (SELECT policy FROM expiry.failure ORDER BY policy LIMIT 1)
+            UNION ALL
+            SELECT (SELECT f.policy FROM expiry.failure f WHERE f.policy > n.policy ORDER BY f.policy LIMIT 1)
+            FROM named n WHERE n.policy IS NOT NULL)
+        SELECT n.policy FROM (SELECT policy FROM named UNION SELECT policy FROM expiry.progress) n
+        WHERE n.policy IS NOT NULL AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = n.policy)";
+    if catalog::is_read_only() {
+        return;
+    }
+    for name in catalog::read(LEFTOVERS, &[], |row, n| row.expect::<String>(n, 0)) {
+        for table in TABLES_BESIDE {
+            catalog::write(table, &[(pg_sys::TEXTOID, text(&name))]);
+        }
+    }
+}
+
+/// Only rows that nobody else is at.
+const TABLES_BESIDE: [&str; 2] = [
+    "DELETE FROM expiry.failure WHERE ctid = ANY (ARRAY(
+         SELECT ctid FROM expiry.failure WHERE policy = $1 LIMIT 1000 FOR UPDATE SKIP LOCKED))",
+    "DELETE FROM expiry.progress WHERE policy = (
+         SELECT policy FROM expiry.progress WHERE policy = $1 FOR UPDATE SKIP LOCKED)",
+];
+
 /// Writes down who owns relations now that were this owner's; whether there are any.
 pub fn pass_on(owner: Oid) -> bool {
     const PASSED_ON: &str = "\

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
+use super::due;
 use super::duty::{Duty, Step};
 use super::index;
 use super::trouble::QUERY_CANCELED;
@@ -73,7 +74,7 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
     let mut last_success = begun;
     let mut done = 0;
     let mut outcome = Ok(());
-    while *left > 0 {
+    while *left > 0 && outcome.is_ok() {
         match duty.step(*left) {
             Step::Again { cancelled } => {
                 *left -= cancelled.min(*left);
@@ -84,25 +85,35 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             }
             Step::Rest => match duty.collided_until() {
                 Some(until) if last_success.elapsed() < PATIENCE => {
-                    latch::pause((until.since(clock::now()) / 1000).clamp(1, 1000));
+                    let milliseconds = (until.since(clock::now()) / 1000).clamp(1, 1000);
+                    outcome = xact::surviving(|| latch::pause(milliseconds));
                 }
                 _ => break,
             },
-            Step::Broken(error) => {
-                outcome = Err(error);
-                break;
-            }
+            Step::Broken(error) => outcome = Err(error),
         }
-        xact::check_for_interrupts();
-        if said.elapsed() >= NOTICE_PAUSE {
+        // Whoever is terminated between two batches gets no further than this.
+        outcome = outcome.and_then(|()| xact::surviving(xact::check_for_interrupts));
+        let now = clock::now();
+        if duty.progress.next_write().is_some_and(|due| due <= now) {
+            outcome = outcome.and(duty.progress.write(name, now));
+        }
+        if said.elapsed() >= NOTICE_PAUSE && outcome.is_ok() {
             said = Instant::now();
-            let rate = done as u64 / begun.elapsed().as_secs().max(1);
-            pgrx::notice!("policy \"{name}\": {done} rows cancelled so far, {rate} a second");
+            outcome = tell_progress(&duty.policy, done, begun);
         }
     }
     // What was done was done, also if there is an error now.
     let written = duty.progress.write(name, clock::now());
     outcome.and(written)
+}
+
+/// For who waits: how far it is. What fails here is the policy's trouble, and met by the next batch too.
+fn tell_progress(policy: &Policy, done: usize, begun: Instant) -> Result<(), PgError> {
+    let rate = done as u128 * 1000 / begun.elapsed().as_millis().max(1);
+    let left = xact::in_transaction(BOOTSTRAP_SUPERUSER, || due::along_the_index(|| due::count(policy)))?;
+    pgrx::notice!("policy \"{}\": {done} rows cancelled so far, {rate} a second, {left} left", policy.name);
+    Ok(())
 }
 
 /// The policy, when it can be worked on; of several, those that cannot are passed over.
