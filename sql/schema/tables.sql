@@ -93,12 +93,12 @@ COMMENT ON COLUMN event.id IS 'Ascending, with gaps; also the idempotency key of
 COMMENT ON COLUMN event.policy IS 'Name of the policy.';
 COMMENT ON COLUMN event.owner IS 'The role for which the row was cancelled.';
 COMMENT ON COLUMN event.key IS 'Key columns by name; 64-bit integers and numerics as JSON strings.';
-COMMENT ON COLUMN event.kind IS 'cancelled or quarantined.';
+COMMENT ON COLUMN event.kind IS 'cancelled; quarantined; restored (by expiry.restored()).';
 COMMENT ON COLUMN event.deadline IS 'The instant after which the row was due, timeout included; NULL: no finite one.';
 COMMENT ON COLUMN event.stated_deadline IS 'The deadline column itself, where the policy adds a timeout.';
-COMMENT ON COLUMN event.occurred_at IS 'When the row was cancelled.';
-COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline.';
-COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned.';
+COMMENT ON COLUMN event.occurred_at IS 'When it happened.';
+COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline; negative while the deadline is to come.';
+COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned, or expiry.restored() was given.';
 
 CREATE TABLE failure (
     policy          text NOT NULL,

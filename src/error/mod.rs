@@ -22,6 +22,10 @@ pub enum Error {
         name: String,
         owner: String,
     },
+    NoSuchRow {
+        policy: String,
+        key: String,
+    },
     InTransactionBlock {
         procedure: &'static str,
     },
@@ -89,6 +93,12 @@ impl Error {
                 format!("{value} is out of range for parameter \"{parameter}\""),
                 None,
                 None,
+            ),
+            Self::NoSuchRow { policy, key } => (
+                Code::ERRCODE_NO_DATA_FOUND,
+                format!("policy \"{policy}\" has no row with key {key}"),
+                None,
+                Some("A key is a JSON object of the key columns by name, as in expiry.event.".into()),
             ),
             Self::InTransactionBlock { procedure } => (
                 Code::ERRCODE_ACTIVE_SQL_TRANSACTION,

@@ -140,7 +140,7 @@ fn bounds(policy: &Policy, now: Timestamp) -> [(pg_sys::Oid, Argument); 2] {
 }
 
 /// As the worker's own statements run, but with any plan.
-fn as_owner<R>(policy: &Policy, f: impl FnOnce() -> R) -> R {
+pub(super) fn as_owner<R>(policy: &Policy, f: impl FnOnce() -> R) -> R {
     let settings = [
         ("search_path", predicate::PINNED_SEARCH_PATH),
         ("TimeZone", policy.deadline.zone()),

@@ -206,12 +206,18 @@ fn settle_sql(policy: &Policy) -> String {
 }
 
 fn recheck_sql(policy: &Policy) -> String {
+    due_among(policy, "unnest($2)", "key", &key_matches(policy, "pg_expiry_asked.key"), "$1")
+}
+
+/// Whether the row's key is `key`, an SQL expression for what [`key_json`] gives; 64-bit integers may be
+/// numbers too.
+pub fn key_matches(policy: &Policy, key: &str) -> String {
     let matches: Vec<String> = policy
         .key
         .iter()
         .map(|column| {
             format!(
-                "{ROW}.{} {} (pg_expiry_asked.key OPERATOR(pg_catalog.->>) {})::{}",
+                "{ROW}.{} {} ({key} OPERATOR(pg_catalog.->>) {})::{}",
                 pgrx::spi::quote_identifier(&column.name),
                 column.equals_sql,
                 literal(&column.name),
@@ -219,7 +225,7 @@ fn recheck_sql(policy: &Policy) -> String {
             )
         })
         .collect();
-    due_among(policy, "unnest($2)", "key", &matches.join(" AND "), "$1")
+    matches.join(" AND ")
 }
 
 /// The positions (from 1) of those among `asked` whose row is due.
