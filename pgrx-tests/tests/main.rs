@@ -31,6 +31,8 @@ mod processes;
 mod punctual;
 mod push;
 mod recovery;
+mod reminder_faults;
+mod reminders;
 mod renames;
 mod restore;
 mod restored;

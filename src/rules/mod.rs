@@ -11,6 +11,7 @@ pub mod names;
 pub mod patience;
 pub mod payload;
 pub mod queue;
+pub mod reminder;
 pub mod sweep;
 pub mod throttle;
 pub mod trip;

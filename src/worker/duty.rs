@@ -12,6 +12,7 @@ use super::batch::{self, Done, Order};
 use super::failure;
 use super::progress::Progress;
 use super::push::Push;
+use super::remind::Reminders;
 use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
 use crate::pg::caught::PgError;
@@ -57,6 +58,7 @@ pub struct Duty {
     probe_us: i64,
     checked_at: Timestamp,
     pub(super) push: Push,
+    pub(super) reminders: Reminders,
     /// What is known of `expiry.failure` may be out of date.
     reads_failures: bool,
     pub(super) in_worker: bool,
@@ -97,6 +99,7 @@ impl Duty {
             probe_us: 0,
             checked_at: Timestamp(0),
             push: Push::default(),
+            reminders: Reminders::default(),
             reads_failures: true,
             in_worker,
             policy,
@@ -120,6 +123,7 @@ impl Duty {
     pub fn want_look(&mut self) {
         self.looked_at = Timestamp(0);
         self.last_sweep = Timestamp(0);
+        self.reminders.want_look();
     }
 
     /// Something has changed that may have been what was wrong: does not wait as long as it would.

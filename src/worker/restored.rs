@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 use super::due;
 use super::event::{self, Outcome};
 use super::push;
-use super::statements::{from, key_json, key_matches};
+use super::statements::{from, key_json, key_matches, stated};
 use crate::error::Error;
 use crate::pg::clock::Timestamp;
 use crate::pg::spi::{self, Argument};
@@ -15,15 +15,11 @@ use crate::policy::Policy;
 
 /// Records the event of the row with this key, as the row is now.
 pub fn record(policy: &Policy, key: Argument, data: Argument) -> Result<(), Error> {
-    let stated = if policy.deadline.timeout.is_zero() {
-        "NULL::pg_catalog.timestamptz".to_owned()
-    } else {
-        policy.deadline.stated()
-    };
     let sql = format!(
-        "SELECT {}, {}, {stated} FROM {} WHERE {}",
+        "SELECT {}, {}, {} FROM {} WHERE {}",
         key_json(&policy.key),
         policy.deadline.instant(),
+        stated(policy),
         from(policy),
         key_matches(policy, "$1")
     );

@@ -98,6 +98,17 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             pgrx::notice!("policy \"{name}\": {done} rows cancelled so far, {rate} a second");
         }
     }
+    while outcome.is_ok() {
+        xact::check_for_interrupts();
+        match duty.remind() {
+            Ok(true) => (),
+            Ok(false) => break,
+            Err(error) => outcome = Err(error),
+        }
+    }
+    if outcome.is_ok() {
+        outcome = duty.note_reminded();
+    }
     // What was done was done, also if there is an error now.
     let written = duty.progress.write(name, clock::now());
     outcome.and(written)

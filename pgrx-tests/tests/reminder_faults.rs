@@ -1,0 +1,1 @@
+//! Reminders when things go wrong: each is given once, whatever ends in the middle of it.
