@@ -205,6 +205,39 @@ fn sql_of_the_documents_runs() {
     assert!(seen >= 2, "README has blocks of SQL");
 }
 
+/// README's table of settings is what the server says of them.
+#[test]
+fn settings_of_readme_are_those_of_the_code() {
+    let readme = document("README.md");
+    let (_, table) = readme.split_once("<!-- settings:").expect("the table");
+    let (table, _) = table.split_once("<!-- /settings -->").expect("its end");
+    let written: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect())
+        .collect();
+    let db = Db::with_extension();
+    // As SHOW gives them in a server that has set nothing: the shared one has its own number of workers.
+    let sql = "SELECT name, CASE WHEN unit IS NULL THEN boot_val
+                   WHEN unit = 's' AND boot_val::numeric >= 86400 THEN boot_val::numeric::int / 86400 || 'd'
+                   WHEN unit = 'ms' AND boot_val::numeric >= 1000 THEN boot_val::numeric::int / 1000 || 's'
+                   WHEN boot_val = '0' THEN '0' ELSE boot_val || unit END, short_desc
+               FROM pg_settings WHERE name LIKE 'pg\\_expiry.%' ORDER BY name";
+    let mut client = db.connect();
+    // The library registers them when it is first used.
+    client.batch_execute("SELECT expiry.wake()").unwrap();
+    let rows = client.query(sql, &[]).unwrap();
+    let mut code: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| (0..3).map(|n| row.get::<_, Option<String>>(n).unwrap_or_default()).collect())
+        .collect();
+    let mut written: Vec<Vec<String>> =
+        written.into_iter().map(|cells| cells.into_iter().map(str::to_owned).collect()).collect();
+    code.sort();
+    written.sort();
+    assert_eq!(written, code);
+}
+
 /// The reading itself: what is a block, what is its result, what is not run.
 #[test]
 fn blocks_are_found() {

@@ -122,6 +122,7 @@ impl Course {
                 if !found.is_empty() || policy.remind_late {
                     return (found, found_to, looks.next(spi, until), false);
                 }
+                // Usually one look answers both: what is next, and whether there is anything before.
                 match looks.next(spi, unwritten.min(until)) {
                     Some(deadline) if deadline <= until => (found, found_to, looks.next(spi, until), true),
                     next => (found, found_to, next, false),

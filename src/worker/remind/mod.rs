@@ -25,8 +25,6 @@ use crate::rules::fault::{Fault, classify};
 use crate::rules::throttle::Throttle;
 use crate::settings;
 
-const PROGRAM_LIMIT_EXCEEDED: &str = "54000";
-
 /// How often reminders of deadlines that have passed are forgotten, and how long after: a clock that is set
 /// back a little must not bring them again.
 const PRUNE_PAUSE_US: i64 = 10_000_000;
@@ -60,11 +58,6 @@ impl Duty {
             Ok(goes_on) => {
                 reminders.errors = 0;
                 Ok(goes_on)
-            }
-            Err(error) if error.sqlstate == PROGRAM_LIMIT_EXCEEDED && !push.is_withheld() => {
-                // The queue of notifications is full: again, without.
-                push.overflowed(policy);
-                Ok(true)
             }
             Err(error) if !*in_worker => Err(error),
             Err(error) => {
