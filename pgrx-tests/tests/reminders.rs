@@ -28,7 +28,7 @@ pub fn shop(more: &str) -> Shop {
 pub fn wait_for_reminders(shop: &mut Shop) {
     let known = "SELECT count(*) FROM expiry.policy p WHERE coalesce((SELECT count(DISTINCT b) FROM unnest(remind_before) b), 0)
                  <> (SELECT count(*) FROM expiry.reminder r WHERE r.policy = p.name)";
-    wait_for_value(&mut shop.client, known, 0_i64);
+    wait_until("the first look", PATIENCE, || shop.value::<i64>(known) == 0);
 }
 
 /// `(order, seconds before, how often)`, but for those of `wait_for_later`.

@@ -67,7 +67,6 @@ impl Course {
 
     pub fn want_look(&mut self) {
         self.looked_at = Timestamp(0);
-        self.sweep.began_us = 0;
     }
 
     /// When there is something to do, as far as is known.

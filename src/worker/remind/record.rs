@@ -41,12 +41,14 @@ const ADVANCE: &str = "UPDATE expiry.reminder SET reminded_to = greatest(reminde
 const MARK: &str = "INSERT INTO expiry.reminded (policy, remind_before, deadline, key)
     SELECT $1, $2, r.deadline, r.key FROM unnest($3, $4) AS r(deadline, key)";
 
-/// `$5` and `$6` are the least and the greatest of the deadlines: nothing else of the index is read.
+/// One by one: many rows may have the same deadline, and a planner without statistics would read them all for
+/// each. OFFSET 0 and [`ONE_BY_ONE`] keep it from him.
 const KNOWN: &str = "
-SELECT a.n FROM unnest($3, $4) WITH ORDINALITY AS a(deadline, key, n)
-WHERE EXISTS (SELECT FROM expiry.reminded r
-    WHERE r.policy = $1 AND r.remind_before = $2 AND r.deadline = a.deadline
-      AND r.deadline BETWEEN $5 AND $6 AND md5(r.key::text) = md5(a.key::text))";
+SELECT a.n FROM unnest($3, $4) WITH ORDINALITY AS a(deadline, key, n),
+    LATERAL (SELECT FROM expiry.reminded r
+        WHERE r.policy = $1 AND r.remind_before = $2 AND r.deadline = a.deadline
+          AND md5(r.key::text) = md5(a.key::text) OFFSET 0) known";
+const ONE_BY_ONE: &[(&str, &str)] = &[("enable_seqscan", "off"), ("enable_bitmapscan", "off")];
 
 fn interval(lead: Lead) -> Argument {
     Interval::new(0, 0, lead.before_us).ok().and_then(IntoDatum::into_datum)
@@ -118,23 +120,20 @@ fn steps(spi: &Spi, policy: &Policy, looks: &Looks, batch: &Batch<'_>) {
 /// Which of these rows have not been reminded of that deadline.
 pub fn are_new(spi: &Spi, policy: &Policy, lead: Lead, rows: &[(Key, Timestamp)]) -> Vec<bool> {
     let mut is_new = vec![true; rows.len()];
-    let deadlines = rows.iter().map(|(_, deadline)| *deadline);
-    let (Some(first), Some(last)) = (deadlines.clone().min(), deadlines.max()) else { return is_new };
+    if rows.is_empty() {
+        return is_new;
+    }
     let deadlines: Vec<Argument> = rows.iter().map(|(_, deadline)| Some(deadline.datum())).collect();
     let keys: Vec<Argument> = rows.iter().map(|(key, _)| Some(jsonb::from_bytes(key))).collect();
     role::as_superuser_at_home(|| {
         let [policy, before] = of(policy, lead);
-        let known = spi.run_once(
-            KNOWN,
-            &[
-                policy,
-                before,
-                (pg_sys::TIMESTAMPTZARRAYOID, Some(array::of(pg_sys::TIMESTAMPTZOID, &deadlines))),
-                (pg_sys::JSONBARRAYOID, Some(array::of(pg_sys::JSONBOID, &keys))),
-                (pg_sys::TIMESTAMPTZOID, Some(first.datum())),
-                (pg_sys::TIMESTAMPTZOID, Some(last.datum())),
-            ],
-        );
+        let arguments = [
+            policy,
+            before,
+            (pg_sys::TIMESTAMPTZARRAYOID, Some(array::of(pg_sys::TIMESTAMPTZOID, &deadlines))),
+            (pg_sys::JSONBARRAYOID, Some(array::of(pg_sys::JSONBOID, &keys))),
+        ];
+        let known = with_settings(ONE_BY_ONE, || spi.run_once(KNOWN, &arguments));
         for row in 0..known.count {
             is_new[usize::try_from(known.expect::<i64>(row, 0) - 1).expect("ordinality starts at 1")] = false;
         }
