@@ -26,7 +26,7 @@ const NOTICE_PAUSE: Duration = Duration::from_secs(5);
 CREATE PROCEDURE run(name text DEFAULT NULL, max_rows bigint DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON PROCEDURE run(text, bigint) IS
-    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply.';
+    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply. Reminders that are due are given too.';
 ")]
 fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {
@@ -102,6 +102,17 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             said = Instant::now();
             outcome = tell_progress(&duty.policy, done, begun);
         }
+    }
+    while outcome.is_ok() {
+        xact::check_for_interrupts();
+        match duty.remind() {
+            Ok(true) => (),
+            Ok(false) => break,
+            Err(error) => outcome = Err(error),
+        }
+    }
+    if outcome.is_ok() {
+        outcome = duty.note_reminded();
     }
     // What was done was done, also if there is an error now.
     let written = duty.progress.write(name, clock::now());
