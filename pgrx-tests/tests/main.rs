@@ -13,6 +13,7 @@ mod crash_grid;
 mod deadline_index;
 mod deadlines;
 mod deadlock;
+mod escalation;
 mod event_order;
 mod event_wait;
 mod events;
