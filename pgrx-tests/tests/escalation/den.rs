@@ -34,7 +34,7 @@ BEGIN
         SELECT 'the ' || word INTO secret FROM vault.secret;
     EXCEPTION WHEN insufficient_privilege THEN NULL;
     END;
-    RAISE LOG 'spy % saw % as %', what, secret, current_user;
+    RAISE LOG 'spy in %: % saw % as %', current_database(), what, secret, current_user;
     BEGIN
         INSERT INTO den.seen VALUES (what, current_user);
     EXCEPTION WHEN read_only_sql_transaction THEN NULL;
@@ -136,8 +136,9 @@ impl Den {
             });
         }
         let log = shared_cluster().log();
-        let spied = log.lines().filter(|line| line.contains("LOG:  spy ") && line.contains(&self.db.name));
+        let here = format!("LOG:  spy in {}: ", self.db.name);
         let as_low = format!(" saw no secret as {}", self.low_name);
+        let spied = log.lines().filter(|line| line.contains(&here));
         let others: Vec<&str> = spied.filter(|line| !line.ends_with(&as_low)).collect();
         assert!(others.is_empty(), "code of the low role ran as somebody else:\n{}", others.join("\n"));
     }
