@@ -64,7 +64,14 @@ pub fn restore(before: Identity) {
 
 /// Runs `f`, in which code of `user` may run that only looks, with his rights and so that it leaves nothing behind.
 pub fn looking_as<R>(user: Oid, f: impl FnOnce() -> R) -> R {
-    restricted(user, || guc::with_settings(&[("transaction_read_only", "on")], f))
+    // SAFETY: a flag of this transaction. SQL cannot take it off once there is a snapshot; on an error the abort of
+    // the (sub)transaction restores it, as it does the identity. It is not set by its name, as a setting, since
+    // PostgreSQL 16 refuses that within a transaction.
+    let was_read_only = unsafe { std::mem::replace(&mut *(&raw mut pg_sys::XactReadOnly), true) };
+    let result = restricted(user, || guc::with_settings(&[], f));
+    // SAFETY: see above.
+    unsafe { pg_sys::XactReadOnly = was_read_only };
+    result
 }
 
 /// Runs `f`, as who we are now, so that it can defer no trigger and leave no object behind.

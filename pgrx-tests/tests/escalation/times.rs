@@ -239,3 +239,39 @@ fn nobody_sleeps_in_his_turn() {
         "42501".to_owned(),
     );
 }
+
+/// A cursor WITH HOLD is read at the commit, which is in everybody's turn too.
+#[test]
+fn cursor_that_would_be_read_at_the_commit() {
+    let mut den = Den::new();
+    den.low_does(
+        "CREATE OR REPLACE FUNCTION den.cancel_order(k bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+             EXECUTE 'DECLARE held CURSOR WITH HOLD FOR SELECT den.spy(''held''), pg_sleep(120)';
+             UPDATE den.orders SET status = 'cancelled' WHERE id = k; END $$;
+         INSERT INTO den.orders (id) VALUES (1)",
+    );
+    den.low_creates_policy("status = 'pending'", ", max_attempts => 1");
+    den.wait_for_cancelled(1);
+    den.superuser_does("SELECT expiry.stop_workers()");
+    den.low_does("INSERT INTO den.orders (id) VALUES (2)");
+    den.low_does("CALL expiry.run('den')");
+    let failure = "SELECT sqlstate FROM expiry.failure WHERE policy = 'den' AND key->>'id' = '2'";
+    assert_eq!(den.low.query_one(failure, &[]).unwrap().get::<_, String>(0), "0A000");
+    let held = "SELECT count(*) FROM pg_cursors WHERE is_holdable";
+    assert_eq!(den.low.query_one(held, &[]).unwrap().get::<_, i64>(0), 0);
+    // One that was there before is the session's own.
+    den.low_does(
+        "BEGIN; DECLARE own CURSOR WITH HOLD FOR SELECT 1; COMMIT; INSERT INTO den.orders (id) VALUES (3)",
+    );
+    den.low_does(
+        "CREATE OR REPLACE FUNCTION den.cancel_order(k bigint) RETURNS void LANGUAGE plpgsql AS
+             $$ BEGIN UPDATE den.orders SET status = 'cancelled' WHERE id = k; END $$",
+    );
+    den.low_does("CALL expiry.run('den')");
+    den.wait_for_cancelled(3);
+    assert_eq!(den.low.query_one(held, &[]).unwrap().get::<_, i64>(0), 1);
+    let seen = "SELECT count(*) FROM den.seen WHERE what = 'held'";
+    assert_eq!(den.low.query_one(seen, &[]).unwrap().get::<_, i64>(0), 0);
+    den.superuser_does("SELECT expiry.start_workers()");
+    den.assert_victim_is_well();
+}
