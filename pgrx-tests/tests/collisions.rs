@@ -7,15 +7,15 @@ use pg_expiry_tests::{Shop, wait_for_value, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+const CANCEL: &str =
+    "UPDATE stock SET qty = qty + 1 WHERE sku = (SELECT sku FROM orders WHERE id = order_id);
+    UPDATE orders SET status = 'cancelled', cancelled_at = clock_timestamp() WHERE id = order_id";
+
 /// A shop whose cancel function counts its calls, in a sequence since that does not roll back.
 fn shop_that_counts(before: &str) -> Shop {
     let mut shop = Shop::without_policy();
     shop.client.batch_execute("CREATE SEQUENCE calls").unwrap();
-    shop.replace_cancel_order(&format!(
-        "{before};
-         UPDATE stock SET qty = qty + 1 WHERE sku = (SELECT sku FROM orders WHERE id = order_id);
-         UPDATE orders SET status = 'cancelled', cancelled_at = clock_timestamp() WHERE id = order_id"
-    ));
+    shop.replace_cancel_order(&format!("{before}; {CANCEL}"));
     shop
 }
 
@@ -119,19 +119,22 @@ fn rows_that_need_a_lock_do_not_hold_up_the_others() {
 /// pg_cancel_backend() on a worker that is inside a call, again and again.
 #[test]
 fn cancelled_calls_are_repeated_and_not_counted() {
-    let mut shop = shop_that_counts("PERFORM nextval('calls'), pg_sleep(0.3)");
+    const TIMES: i64 = 10;
+    let mut shop = shop_that_counts("PERFORM nextval('calls'), pg_sleep(600)");
+    shop.set_for_database("pg_expiry.cancel_timeout", "10min");
     shop.due(1, Duration::from_secs(1));
     shop.create_policy(", max_attempts => 2");
     let asleep = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity
         WHERE backend_type = 'pg_expiry worker' AND datname = current_database() AND wait_event = 'PgSleep'";
-    for _ in 0..10 {
-        let before = calls(&mut shop);
-        wait_until("a call", PATIENCE, || {
-            calls(&mut shop) > before && shop.client.execute(asleep, &[]).unwrap() > 0
-        });
+    for call in 1..=TIMES {
+        wait_until("a call", PATIENCE, || calls(&mut shop) == call);
+        if call == TIMES {
+            shop.replace_cancel_order(CANCEL);
+        }
+        wait_until("it to be asleep", PATIENCE, || shop.client.execute(asleep, &[]).unwrap() > 0);
     }
     shop.wait_for_cancelled(1);
-    assert!(calls(&mut shop) >= 10);
+    assert_eq!(calls(&mut shop), TIMES);
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 0);
     shop.assert_invariant();
 }

@@ -121,8 +121,21 @@ fn each_consumer_sees_each_event_once_in_order() {
                 })
             })
             .collect();
-        // Kills somebody every now and then, workers more seldom, until all is cancelled.
         let mut killer = db.connect();
+        let found = |killer: &mut Client, sql: &str| killer.query_one(sql, &[]).unwrap().get::<_, bool>(0);
+        wait_until("the first events", PATIENCE, || {
+            found(&mut killer, "SELECT EXISTS (SELECT FROM expiry.event)")
+        });
+        // Everybody once, in the middle of it.
+        for kind in KINDS {
+            let kill = format!(
+                "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = 'consumer {}'",
+                kind.name()
+            );
+            wait_until("somebody to kill", PATIENCE, || found(&mut killer, &kill));
+        }
+        // Then somebody every now and then, workers more seldom, until all is cancelled.
         let kill = "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
             WHERE datname = current_database() AND (application_name LIKE 'consumer%' OR backend_type = 'pg_expiry worker')
               AND random() < CASE backend_type WHEN 'client backend' THEN 0.03 ELSE 0.003 END) p";

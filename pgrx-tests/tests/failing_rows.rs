@@ -250,3 +250,30 @@ fn declined_order_is_asked_again() {
         shop.assert_invariant();
     }
 }
+
+/// A row that leaves the due set some other way loses the record of its failures, whether it waits for its
+/// next attempt or has none left; the one that stays due keeps it.
+#[test]
+fn row_that_is_no_longer_due_loses_its_record() {
+    for max_attempts in [1, 20] {
+        let more = format!(", retry_delay => '1 h', max_attempts => {max_attempts}");
+        let mut shop = shop_with(FORMS[0], "IF o_id <= 5 THEN RAISE 'never'; END IF;", &more);
+        shop.fill(1..=6, "now() - interval '1 min'");
+        wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.failure", 5_i64);
+        shop.wait_for_cancelled(1);
+        let leave = "UPDATE orders SET status = 'paid' WHERE id = 1;
+             DELETE FROM orders WHERE id = 2;
+             UPDATE orders SET pay_by = now() + interval '1 day' WHERE id = 3;
+             UPDATE orders SET pay_by = NULL WHERE id = 4";
+        shop.client.batch_execute(leave).unwrap();
+        let left = "SELECT string_agg(key->>'id', ' ' ORDER BY key->>'id') FROM expiry.failure";
+        wait_for_value(&mut shop.client, left, "5".to_owned());
+        // The first record was of another deadline: it is not taken into account again.
+        shop.client.batch_execute("UPDATE orders SET pay_by = now() WHERE id = 3").unwrap();
+        wait_for_value(&mut shop.client, left, "3 5".to_owned());
+        assert_eq!(
+            failures(&mut shop),
+            [("3".to_owned(), 1, "P0001".to_owned()), ("5".to_owned(), 1, "P0001".to_owned())]
+        );
+    }
+}

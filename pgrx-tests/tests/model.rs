@@ -126,6 +126,8 @@ impl Model {
                  cancel_function => 'expire(bigint)', retry_delay => '20 ms', max_attempts => {MAX_ATTEMPTS})"
         );
         model.shop.client.batch_execute(&sql).unwrap();
+        // A pass by hand does not wait for it.
+        model.shop.wait_for_index();
         model
     }
 

@@ -46,6 +46,23 @@ const KINDS: [Customer; 7] = [
     Customer::PressesCancel,
 ];
 
+/// By how much customers of each kind come later than at the deadline, in microseconds. After one that was
+/// too late the next comes earlier, and after one that was not, later: so it is close, however busy the machine.
+#[derive(Default)]
+struct Habits([AtomicI64; KINDS.len()]);
+
+impl Habits {
+    /// Seconds.
+    fn of(&self, customer: Customer) -> f64 {
+        self.0[customer as usize].load(Ordering::Relaxed) as f64 / 1e6
+    }
+
+    fn after(&self, customer: Customer, told: Told) {
+        let change = if told == Told::TooLate { -2000 } else { 1000 };
+        self.0[customer as usize].fetch_add(change, Ordering::Relaxed);
+    }
+}
+
 /// What the customer was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
@@ -105,8 +122,9 @@ impl Race {
     fn run(&self, mut beside: impl FnMut() + Send) {
         let is_over = AtomicBool::new(false);
         let next_id = AtomicI64::new(0);
+        let habits = Habits::default();
         let visits = thread::scope(|scope| {
-            let ordering = || self.visit_all(&next_id);
+            let ordering = || self.visit_all(&next_id, &habits);
             let customers: Vec<_> = (0..CUSTOMERS).map(|_| scope.spawn(ordering)).collect();
             let is_over = &is_over;
             scope.spawn(move || {
@@ -122,7 +140,7 @@ impl Race {
         self.check(&visits);
     }
 
-    fn visit_all(&self, next_id: &AtomicI64) -> Vec<Visit> {
+    fn visit_all(&self, next_id: &AtomicI64, habits: &Habits) -> Vec<Visit> {
         let mut clients: Vec<Client> = self.shops.iter().map(|shop| self.connect(shop)).collect();
         let mut visits = Vec::new();
         loop {
@@ -133,8 +151,9 @@ impl Race {
             let client = &mut clients[self.shop_of(id)];
             let noise = noise(id);
             let customer = KINDS[(noise % KINDS.len() as u64) as usize];
-            let told =
-                visit(client, id, customer, noise).unwrap_or_else(|error| panic!("{customer:?}: {error:?}"));
+            let told = visit(client, id, customer, noise, habits.of(customer))
+                .unwrap_or_else(|error| panic!("{customer:?}: {error:?}"));
+            habits.after(customer, told);
             visits.push(Visit { id, customer, told });
         }
     }
@@ -211,23 +230,26 @@ fn noise(id: i64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Orders something and then, at its deadline, does what such a customer does.
-fn visit(client: &mut Client, id: i64, customer: Customer, noise: u64) -> Result<Told, Error> {
+/// Orders something and then, at its deadline, does what such a customer does; `habit` seconds later.
+fn visit(client: &mut Client, id: i64, customer: Customer, noise: u64, habit: f64) -> Result<Told, Error> {
     const ORDER: &str = "INSERT INTO orders (id, sku, pay_by, hold_until)
-        VALUES ($1::bigint, $1::bigint % 10, clock_timestamp() + interval '15 ms', clock_timestamp() + interval '16 ms')";
-    again_if_not_serializable(|| client.execute(ORDER, &[&id]).map(|_| ()))?;
+        VALUES ($1::bigint, $1::bigint % 10, clock_timestamp() + make_interval(secs => $2),
+                clock_timestamp() + make_interval(secs => $2 + 0.001))";
+    // There must be time to come as early as that.
+    let time = 0.015 - habit.min(0.0);
+    again_if_not_serializable(|| client.execute(ORDER, &[&id, &time]).map(|_| ()))?;
     // From 4 ms before the deadline to 4 ms after it.
     let nudge = (noise >> 32) as f64 / f64::from(u32::MAX) * 0.008 - 0.004;
     match customer {
         Customer::LocksEarly | Customer::RollsBack => (),
-        _ => come_at_the_deadline(client, id, nudge)?,
+        _ => come_at_the_deadline(client, id, nudge + habit)?,
     }
     again_if_not_serializable(|| {
         let mut tx = client.transaction()?;
         let told = match customer {
             Customer::LocksEarly | Customer::RollsBack => {
                 let is_pending = lock(&mut tx, id)?;
-                tx.query("SELECT pg_sleep(0.02::float8 + $1)", &[&nudge])?;
+                tx.query("SELECT pg_sleep($1)", &[&(time + 0.005 + nudge)])?;
                 if is_pending { pay(&mut tx, id)? } else { Told::TooLate }
             }
             Customer::LocksLate => {

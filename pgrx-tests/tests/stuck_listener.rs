@@ -21,7 +21,7 @@ struct Stuck {
 }
 
 impl Stuck {
-    fn new(settings: &[(&str, &str)]) -> Stuck {
+    fn new(batch_size: i32, settings: &[(&str, &str)]) -> Stuck {
         let builder =
             settings.iter().fold(Cluster::builder(), |builder, (name, value)| builder.setting(name, value));
         let cluster = builder.start();
@@ -34,7 +34,7 @@ impl Stuck {
             )
             .unwrap();
         shop.db.create_extension();
-        shop.create_policy(", batch_size => 200");
+        shop.create_policy(&format!(", batch_size => {batch_size}"));
         shop.client
             .batch_execute(
                 "SELECT expiry.alter_policy('orders', cancel_function => 'cancel_orders(bigint[])')",
@@ -55,16 +55,26 @@ impl Stuck {
     fn expire(&mut self, ids: std::ops::RangeInclusive<i64>, patience: Duration) {
         let last = *ids.end();
         self.shop.fill(ids, "now()");
+        // The orders last: a look at a million of them, again and again, would be most of the work.
+        let seen = "SELECT coalesce(max(id), 0) FROM expiry.event";
         let due = "SELECT count(*) FROM orders WHERE status = 'pending'";
         let mut notifier = self.shop.db.connect();
+        let mut placed = self.shop.value::<i64>("SELECT coalesce(-min(id), 0) FROM orders WHERE id < 0");
         wait_until("all to be cancelled", patience, || {
-            // Somebody else's commits, also of notifications.
-            notifier.batch_execute("NOTIFY somebody_elses").unwrap();
-            let placed = "INSERT INTO orders (id, status) SELECT -coalesce(max(-id), 0) - 1, 'paid' FROM orders WHERE id < 0";
-            notifier.batch_execute(placed).unwrap();
-            match self.shop.value::<i64>(due) {
-                0 => Ok(()),
-                left => Err(left),
+            // Somebody else's commits, also of notifications: so few that the other half of the queue holds them.
+            if placed < 1000 {
+                notifier.batch_execute("NOTIFY somebody_elses").unwrap();
+            }
+            placed += 1;
+            notifier
+                .execute("INSERT INTO orders (id, status) VALUES (-$1::bigint, 'paid')", &[&placed])
+                .unwrap();
+            match self.shop.value::<i64>(seen) {
+                seen if seen < last => Err(seen - last),
+                _ => match self.shop.value::<i64>(due) {
+                    0 => Ok(()),
+                    left => Err(left),
+                },
             }
         });
         let books = "SELECT (SELECT count(*) FROM orders WHERE status = 'cancelled') = $1 AND (SELECT qty - 1000000 FROM stock) = $1
@@ -122,7 +132,7 @@ impl Stuck {
 
 #[test]
 fn stuck_listener_harms_nobody() {
-    let mut stuck = Stuck::new(&[("pg_expiry_debug.queue_scale", SCALE)]);
+    let mut stuck = Stuck::new(200, &[("pg_expiry_debug.queue_scale", SCALE)]);
     stuck.expire(1..=3000, PATIENCE);
     let withheld: i64 = stuck.status("withheld_notifications");
     assert!((500..3000).contains(&withheld), "{withheld}");
@@ -133,7 +143,7 @@ fn stuck_listener_harms_nobody() {
 /// The worker that has withheld is gone; the next one tells the listeners nonetheless, and of all of it.
 #[test]
 fn resync_outlives_the_worker() {
-    let mut stuck = Stuck::new(&[("pg_expiry_debug.queue_scale", SCALE)]);
+    let mut stuck = Stuck::new(200, &[("pg_expiry_debug.queue_scale", SCALE)]);
     stuck.expire(1..=3000, PATIENCE);
     // Hit right after a batch, before it can have written any statistics.
     let [pid] = worker_pids(&mut stuck.shop.client)[..] else { panic!("one worker") };
@@ -154,7 +164,7 @@ fn resync_outlives_the_worker() {
 /// A session that runs a pass by hand withholds as well; the worker tells.
 #[test]
 fn run_by_hand_withholds_too() {
-    let mut stuck = Stuck::new(&[("pg_expiry_debug.queue_scale", SCALE)]);
+    let mut stuck = Stuck::new(200, &[("pg_expiry_debug.queue_scale", SCALE)]);
     stuck.expire(1..=3000, PATIENCE);
     stuck.shop.client.batch_execute("SELECT expiry.stop_workers()").unwrap();
     stuck.shop.fill(3001..=3100, "now()");
@@ -183,7 +193,7 @@ fn full_queue_harms_nobody() {
             ("pg_expiry_debug.queue_scale", SCALE)
         }
     };
-    let mut stuck = Stuck::new(&[small]);
+    let mut stuck = Stuck::new(if is_long { 1000 } else { 200 }, &[small]);
     stuck.expire(1..=orders, if is_long { 20 * PATIENCE } else { PATIENCE });
     let heard = stuck.release();
     stuck.assert_caught_up(&heard, 1);

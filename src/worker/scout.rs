@@ -8,10 +8,13 @@ use crate::{board, policy};
 
 pub fn run() {
     let generation = wake::generation();
-    let found = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
-        database::has_extension(c"pg_expiry").then(policy::owners)
-    });
-    match found {
+    let look = || {
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            database::has_extension(c"pg_expiry").then(policy::owners)
+        })
+    };
+    // The extension may be dropped in the middle of a look; the next one then sees that it is gone.
+    match look().or_else(|_| look()) {
         Ok(owners) => {
             if !board::report(owners.as_deref(), generation) {
                 log::warning(

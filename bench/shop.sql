@@ -1,0 +1,63 @@
+-- The shop of every contest: the same tables, index and functions for each rival.
+CREATE TABLE stock (sku int PRIMARY KEY, qty bigint NOT NULL);
+INSERT INTO stock SELECT sku, 1000000 FROM generate_series(1, 100) sku;
+
+CREATE TABLE orders (
+    id      bigint PRIMARY KEY,
+    sku     int NOT NULL REFERENCES stock,
+    status  text NOT NULL DEFAULT 'pending',
+    pay_by  timestamptz NOT NULL
+);
+CREATE INDEX orders_deadline ON orders (pay_by) WHERE status = 'pending';
+
+-- One order.
+CREATE FUNCTION cancel_order(order_id bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    ordered int;
+BEGIN
+    UPDATE orders SET status = 'cancelled' WHERE id = order_id RETURNING sku INTO ordered;
+    UPDATE stock SET qty = qty + 1 WHERE sku = ordered;
+END $$;
+
+-- A batch: each stock row once, in the order of its key.
+CREATE FUNCTION cancel_orders(order_ids bigint[]) RETURNS void LANGUAGE sql AS $$
+    WITH cancelled AS (UPDATE orders SET status = 'cancelled' WHERE id = ANY (order_ids) RETURNING sku),
+         units AS (SELECT sku, count(*) AS n FROM cancelled GROUP BY sku ORDER BY sku)
+    UPDATE stock SET qty = qty + units.n FROM units WHERE stock.sku = units.sku
+$$;
+
+-- What one would write by hand, in one transaction a batch, until nothing is due. No event, no notification.
+CREATE PROCEDURE drain_by_batch(batch_size int) LANGUAGE plpgsql AS $$
+DECLARE
+    due timestamptz := clock_timestamp();
+    cancelled bigint;
+BEGIN
+    LOOP
+        WITH claimed AS MATERIALIZED (
+                 SELECT id FROM orders WHERE status = 'pending' AND pay_by <= due
+                 ORDER BY pay_by LIMIT batch_size FOR UPDATE SKIP LOCKED),
+             cancelled AS (
+                 UPDATE orders o SET status = 'cancelled' FROM claimed WHERE o.id = claimed.id RETURNING sku),
+             units AS (SELECT sku, count(*) AS n FROM cancelled GROUP BY sku ORDER BY sku),
+             restored AS (UPDATE stock SET qty = qty + units.n FROM units WHERE stock.sku = units.sku)
+        SELECT sum(n) INTO cancelled FROM units;
+        EXIT WHEN cancelled IS NULL;
+        COMMIT;
+    END LOOP;
+END $$;
+
+-- The same with the row function, called for each claimed row.
+CREATE PROCEDURE drain_by_row(batch_size int) LANGUAGE plpgsql AS $$
+DECLARE
+    due timestamptz := clock_timestamp();
+    cancelled bigint;
+BEGIN
+    LOOP
+        WITH claimed AS MATERIALIZED (
+                 SELECT id FROM orders WHERE status = 'pending' AND pay_by <= due
+                 ORDER BY pay_by LIMIT batch_size FOR UPDATE SKIP LOCKED)
+        SELECT count(cancel_order(id)::text) INTO cancelled FROM claimed;
+        EXIT WHEN cancelled = 0;
+        COMMIT;
+    END LOOP;
+END $$;
