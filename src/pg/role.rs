@@ -67,7 +67,11 @@ pub fn looking_as<R>(user: Oid, f: impl FnOnce() -> R) -> R {
     // SAFETY: a flag of this transaction. SQL cannot take it off once there is a snapshot; on an error the abort of
     // the (sub)transaction restores it, as it does the identity. It is not set by its name, as a setting, since
     // PostgreSQL 16 refuses that within a transaction.
-    let was_read_only = unsafe { std::mem::replace(&mut *(&raw mut pg_sys::XactReadOnly), true) };
+    let was_read_only = unsafe {
+        let before = pg_sys::XactReadOnly;
+        pg_sys::XactReadOnly = true;
+        before
+    };
     let result = restricted(user, || guc::with_settings(&[], f));
     // SAFETY: see above.
     unsafe { pg_sys::XactReadOnly = was_read_only };
