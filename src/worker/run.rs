@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{clock, latch, shmem, xact};
+use crate::pg::{clock, guest, latch, role, shmem, xact};
 use crate::policy::{self, Loaded, Policy};
 
 /// So long after the last success a run gives up what others are in the way of.
@@ -68,6 +68,16 @@ fn run_policies(names: &[String], is_all: bool, left: &mut usize) -> Result<(), 
 
 fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError> {
     let Some(policy) = ready(name, is_all)? else { return Ok(()) };
+    let owner = policy.owner;
+    let since = clock::now();
+    let result = cancel_due(name, policy, left);
+    if owner != role::current_user() {
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || guest::forget_traces(owner, since))?;
+    }
+    result
+}
+
+fn cancel_due(name: &str, policy: Policy, left: &mut usize) -> Result<(), PgError> {
     let mut duty = Duty::new(Policy { max_rate: None, ..policy }, false);
     let begun = Instant::now();
     let mut said = begun;
