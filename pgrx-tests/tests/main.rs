@@ -1,6 +1,9 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
+mod alerts;
+mod audit;
 mod backlog_faults;
+mod bounded;
 mod by_hand;
 mod by_hand_faults;
 mod checkout;
@@ -13,6 +16,7 @@ mod crash_grid;
 mod deadline_index;
 mod deadlines;
 mod deadlock;
+mod documents;
 mod escalation;
 mod event_order;
 mod event_wait;
@@ -33,8 +37,12 @@ mod processes;
 mod punctual;
 mod push;
 mod recovery;
+mod reminder_faults;
+mod reminders;
 mod renames;
+mod replication;
 mod restore;
+mod restored;
 mod retention;
 mod rights;
 mod roles;
@@ -47,3 +55,7 @@ mod status;
 mod stuck_listener;
 mod subtransactions;
 mod tenants;
+mod untriggered;
+mod upgrade;
+mod versions;
+mod why_not;

@@ -6,6 +6,7 @@
 //! else catches.
 
 pub mod array;
+pub mod asides;
 pub mod bells;
 pub mod bgworker;
 pub mod call;
@@ -27,6 +28,7 @@ pub mod notify;
 pub mod predicate;
 pub mod preload;
 pub mod role;
+pub mod row_lock;
 pub mod setting_hooks;
 pub mod shmem;
 pub mod spi;

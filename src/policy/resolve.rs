@@ -79,6 +79,8 @@ pub fn resolve(relation: &Relation, mut stored: Stored, given: &Definition) -> R
         max_attempts: values.max_attempts,
         retry_delay_ms: values.retry_delay_ms,
         max_rate: values.max_rate,
+        remind_before_us: values.remind_before_us,
+        remind_late: values.remind_late,
         starts_at: values.starts_at,
         index: None,
     };
