@@ -3,6 +3,7 @@
 use pgrx::JsonB;
 use pgrx::pg_sys;
 
+use crate::installed;
 use crate::pg::{array, catalog, role, spi, wake};
 use crate::policy;
 
@@ -27,6 +28,7 @@ COMMENT ON FUNCTION reset_stats(text) IS
     'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn reset_stats(name: Option<&str>) {
+    installed::check();
     let names = match name {
         Some(name) => {
             policy::check_may_act_for(name);
@@ -46,6 +48,7 @@ COMMENT ON FUNCTION retry(text, jsonb) IS
     'Lets rows of expiry.failure go again at once, with all their attempts: the one with this key (64-bit integers as numbers or strings), or with NULL all of the policy. Returns how many. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn retry(name: &str, key: Option<JsonB>) -> i64 {
+    installed::check();
     policy::check_may_act_for(name);
     wake::at_commit();
     role::as_superuser_at_home(|| {

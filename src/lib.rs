@@ -6,6 +6,7 @@ mod board;
 mod control;
 mod error;
 mod events;
+mod installed;
 mod launcher;
 mod pg;
 mod policies;

@@ -8,7 +8,9 @@ mod attendance;
 mod control;
 mod plan;
 
-pub use attendance::{Assignment, Work, attach, connected, detach, is_to_leave, publish, report, retire};
+pub use attendance::{
+    Assignment, Found, Work, attach, connected, detach, is_to_leave, publish, report, retire,
+};
 pub use control::{
     Row, ask_to_leave, hold, is_stopped, overview, processes_of, request_index_build, set_stopped, terminate,
 };
@@ -72,6 +74,8 @@ struct Database {
     /// Exists, takes connections, is listed in pg_expiry.databases; false until the launcher has seen it.
     is_open: bool,
     has_extension: bool,
+    /// In a version that this library does not serve: it has no workers.
+    has_other_version: bool,
     /// The generation of its policies when a scout last looked; `None`: another must.
     scouted: Option<u64>,
     scouted_at: Timestamp,
@@ -87,6 +91,7 @@ impl Default for Database {
             oid: Oid::INVALID,
             is_open: false,
             has_extension: false,
+            has_other_version: false,
             scouted: None,
             scouted_at: Timestamp(0),
             scout: Process::default(),

@@ -86,8 +86,12 @@ pub fn alter(name: &str, given: &Definition, pause: Option<bool>) -> Result<(), 
     stored.definition = stored.definition.altered_by(given.clone());
     stored.is_paused = pause.unwrap_or(stored.is_paused);
     let mut stored = resolve(&relation, stored, given)?.stored;
-    if is_restored && pause != Some(false) {
-        stored.binding = None;
+    if is_restored {
+        if pause == Some(false) {
+            stored::continue_event_ids();
+        } else {
+            stored.binding = None;
+        }
     }
     stored::update(&stored);
     wake::at_commit();
@@ -123,6 +127,9 @@ pub fn resume(name: Option<&str>) -> Result<(), Error> {
         stored::lock(&name);
         let (mut stored, relation) = authorized(&name)?;
         stored.is_paused = false;
+        if stored.binding.is_none() {
+            stored::continue_event_ids();
+        }
         match resolve(&relation, stored, &Definition::default()) {
             Ok(resolved) => stored::update(&resolved.stored),
             Err(error) if is_one => return Err(error.into()),

@@ -37,12 +37,13 @@ pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
 pub fn owners() -> Vec<Oid> {
     const OWNERS: &str = "\
         SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
-        WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)
+        WHERE NOT p.paused AND EXISTS (
+            SELECT FROM expiry.binding b
+            WHERE b.policy = p.name AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version))
         UNION
         SELECT c.relowner FROM expiry.binding b JOIN pg_class c ON c.oid = b.index
-        WHERE b.database = $1 AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
-    let arguments = [(pgrx::pg_sys::OIDOID, Some(catalog::database().into()))];
-    catalog::read(OWNERS, &arguments, |row, n| row.expect(n, 0))
+        WHERE expiry.is_bound_here(b.database, b.system_identifier, b.server_version) AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
+    catalog::read(OWNERS, &[], |row, n| row.expect(n, 0))
 }
 
 /// What loading `stored` comes to; with `follows`, names of today are written down.

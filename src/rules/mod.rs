@@ -17,3 +17,4 @@ pub mod sweep;
 pub mod throttle;
 pub mod trip;
 pub mod turns;
+pub mod version;

@@ -10,6 +10,7 @@ use super::duty::{Duty, Step, tell_stopped};
 use super::progress;
 use super::prune::Prune;
 use crate::board;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
@@ -152,6 +153,7 @@ impl Cycle {
     fn reload(&mut self) -> Result<(), PgError> {
         let owner = self.owner;
         let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            installed::check();
             inval::ignore_only(
                 OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
             );

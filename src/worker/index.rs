@@ -8,10 +8,11 @@
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{IntoDatum, PgSqlErrorCode};
 
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
-use crate::pg::{catalog, database, guc, latch, log, predicate, utility, wake, xact};
+use crate::pg::{catalog, guc, latch, log, predicate, utility, wake, xact};
 use crate::policy::built_index::{self, BuiltIndex};
 use crate::policy::index::{self, IndexState};
 use crate::policy::{self, Loaded, Policy};
@@ -44,7 +45,7 @@ pub fn build_named(name: &str) {
     // Whoever wanted it asks again if something was in the way.
     if let Err(error) = result
         && !is_busy(&error)
-        && transaction(|| database::has_extension(c"pg_expiry")).unwrap_or(true)
+        && installed::is_served()
     {
         log::warning(
             PgSqlErrorCode::ERRCODE_WARNING,

@@ -26,6 +26,7 @@ use pgrx::pg_sys::Oid;
 
 use self::cycle::Cycle;
 use crate::board::{self, Assignment, Work};
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock;
 use crate::pg::latch::Woken;
@@ -53,7 +54,7 @@ pub fn run(argument: u64) {
         Work::BuildIndex(policy) => {
             bgworker::connect(Some(database), "pg_expiry index builder");
             board::connected();
-            if has_extension() {
+            if installed::is_served() {
                 index::build_named(&policy);
             }
         }
@@ -76,7 +77,7 @@ fn serve(owner: Oid) {
                 board::publish(look.next_due, look.policies, looks);
                 Some(look.next_look)
             }
-            Err(error) if has_extension() => {
+            Err(error) if installed::is_served() => {
                 trouble.rest_after(&error, generation);
                 cycle.want_reload();
                 None
@@ -93,10 +94,6 @@ fn serve(owner: Oid) {
             cycle.want_reload();
         }
     }
-}
-
-fn has_extension() -> bool {
-    xact::in_transaction(BOOTSTRAP_SUPERUSER, || database::has_extension(c"pg_expiry")).unwrap_or(true)
 }
 
 fn show_whom_it_serves(owner: Oid) {

@@ -9,6 +9,7 @@ use super::duty::{Duty, Step};
 use super::index;
 use super::trouble::QUERY_CANCELED;
 use crate::error::Error;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::{clock, latch, shmem, xact};
@@ -34,6 +35,7 @@ fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallIn
     if max_rows.is_some_and(|rows| rows < 0) {
         Error::OutOfRange { parameter: "max_rows", value: max_rows.unwrap_or_default().to_string() }.raise();
     }
+    installed::check();
     let names = match name {
         Some(name) => {
             policy::check_may_act_for(name);
