@@ -402,6 +402,37 @@ fn rows_with_a_date_are_reminded() {
     assert_eq!(shop.value::<i64>(deadline), 30);
 }
 
+/// An integer column, and a timeout that turning round does not keep exact.
+#[test]
+fn rows_with_an_epoch_are_reminded() {
+    let db = Db::with_extension();
+    let mut client = db.connect();
+    client
+        .batch_execute(
+            "CREATE TABLE orders (id int PRIMARY KEY, status text NOT NULL DEFAULT 'pending', created_ms bigint);
+             CREATE FUNCTION cancel_orders(ids int[]) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE orders SET status = 'cancelled' WHERE id = ANY (ids) $$;
+             INSERT INTO orders SELECT id, 'pending', extract(epoch FROM now() - interval '5 days' + id * interval '1 s')::numeric * 1000
+             FROM generate_series(1, 3600) id",
+        )
+        .unwrap();
+    // The first of them comes within the interval in 15 seconds.
+    let create = "SELECT expiry.create_policy('orders', deadline => 'created_ms', epoch => 'ms', timeout => '1 month',
+        predicate => $$status = 'pending'$$, cancel_function => 'cancel_orders(int[])',
+        remind_before => ARRAY[(SELECT to_timestamp(created_ms / 1000.0) + interval '1 month' - now() - interval '15 s'
+                                FROM orders WHERE id = 1)])";
+    client.batch_execute(create).unwrap();
+    let mut shop = Shop { client, db };
+    wait_for_reminders(&mut shop);
+    let third = "SELECT count(*) FROM expiry.event WHERE key ->> 'id' = '3'";
+    wait_until("the third reminder", PATIENCE, || shop.value::<i64>(third) == 1);
+    let wrong = "SELECT count(*) FROM expiry.event e FULL JOIN orders o ON o.id = (key ->> 'id')::int
+                 WHERE o.id <= 3 AND (e.id IS NULL OR deadline <> to_timestamp(created_ms / 1000.0) + interval '1 month'
+                     OR occurred_at < deadline - (SELECT remind_before[1] FROM expiry.policy) OR stated_deadline IS NULL)
+                    OR o.id > 120 AND e.id IS NOT NULL";
+    assert_eq!(shop.value::<i64>(wrong), 0);
+}
+
 #[test]
 fn notifications_are_packed_or_off() {
     let mut packed = shop(", remind_before => '{1 hour}', notify => 'batch'");
