@@ -26,7 +26,7 @@ const LACKS: &str = "
 DROP FUNCTION retry(text, jsonb);
 ALTER TABLE binding DROP COLUMN build_error;
 COMMENT ON TABLE binding IS NULL;
-REVOKE SELECT ON SEQUENCE event_id_seq FROM PUBLIC;";
+REVOKE SELECT ON SEQUENCE event_id_seq FROM pg_database_owner;";
 
 /// Makes both known to the server.
 fn make_up_versions() {
