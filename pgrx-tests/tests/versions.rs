@@ -28,6 +28,12 @@ ALTER TABLE binding DROP COLUMN build_error;
 COMMENT ON TABLE binding IS NULL;
 REVOKE SELECT ON SEQUENCE event_id_seq FROM pg_database_owner;";
 
+/// What the made-up newer version has otherwise: nothing that this library does would work.
+const NEWER_IS: &str =
+    "ALTER TABLE policy RENAME relation TO target; ALTER TABLE event RENAME data TO details;";
+const NEWER_IS_NOT: &str =
+    "ALTER TABLE event RENAME details TO data; ALTER TABLE policy RENAME target TO relation;";
+
 /// Makes both known to the server.
 fn make_up_versions() {
     static MADE: LazyLock<()> = LazyLock::new(|| {
@@ -50,8 +56,8 @@ fn make_up_versions() {
         let scripts = [
             (OLDER.to_owned(), full.clone() + LACKS),
             (format!("{OLDER}--{THIS}"), parts.join("\n")),
-            (format!("{THIS}--{NEWER}"), "ALTER TABLE policy RENAME relation TO target;".to_owned()),
-            (format!("{NEWER}--{THIS}"), "ALTER TABLE policy RENAME target TO relation;".to_owned()),
+            (format!("{THIS}--{NEWER}"), NEWER_IS.to_owned()),
+            (format!("{NEWER}--{THIS}"), NEWER_IS_NOT.to_owned()),
         ];
         for (versions, text) in scripts {
             fs::write(script(&versions), text).expect("a script of the extension");
@@ -219,6 +225,36 @@ fn newer_version_is_left_alone() {
     shop.client.batch_execute(&format!("ALTER EXTENSION pg_expiry UPDATE TO '{THIS}'")).unwrap();
     shop.wait_for_cancelled(2002);
     shop.assert_invariant();
+}
+
+/// R65: an update in the middle of a pass, again and again. A batch that it comes in between is not the
+/// rows' fault.
+#[test]
+fn update_under_load_is_no_rows_failure() {
+    const ROUNDS: i64 = 20;
+    make_up_versions();
+    let cluster = Cluster::start();
+    let mut shop = Shop::in_database(cluster.create_database());
+    shop.db.create_extension();
+    shop.create_policy(", batch_size => 1");
+    worker(&mut shop.client);
+    let mut other = shop.db.connect();
+    let log = cluster.log().len();
+    for round in 0..ROUNDS {
+        shop.fill(round * 1000 + 1..=round * 1000 + 1000, "now() + (id % 1000) * interval '1 ms'");
+        let done =
+            format!("SELECT count(*) FROM orders WHERE id > {} AND status = 'cancelled'", round * 1000);
+        wait_until("some orders to be cancelled", 30 * SECOND, || shop.value::<i64>(&done) > 20);
+        other.batch_execute(&format!("ALTER EXTENSION pg_expiry UPDATE TO '{NEWER}'")).unwrap();
+        wait_for_nobody(&mut shop.client);
+        other.batch_execute(&format!("ALTER EXTENSION pg_expiry UPDATE TO '{THIS}'")).unwrap();
+    }
+    shop.wait_for_cancelled(ROUNDS * 1000);
+    shop.assert_invariant();
+    wait_for_value(&mut shop.client, "SELECT failed FROM expiry.status", 0_i64);
+    let bad: Vec<String> =
+        complaints(&cluster, log).into_iter().filter(|line| !line.contains(NEWER)).collect();
+    assert_eq!(bad, [""; 0]);
 }
 
 /// Our own calls, which are refused, and the launcher, which is terminated.
