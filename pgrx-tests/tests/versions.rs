@@ -12,7 +12,7 @@ use crate::processes::common::{complaints, worker};
 use pg_expiry_tests::postgres::Client;
 use pg_expiry_tests::postgres::error::DbError;
 use pg_expiry_tests::{
-    Cluster, Db, Installation, Shop, Signal, db_error, launcher_pid, signal, wait_for_value, wait_until,
+    Cluster, Db, Installation, Shop, Signal, db_error, eventually, launcher_pid, signal, wait_until,
     worker_pids,
 };
 
@@ -174,7 +174,7 @@ fn look_at_all_databases(cluster: &Cluster, client: &mut Client) {
     other.due(1, SECOND);
     other.settle();
     let scouts = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_expiry scout'";
-    wait_for_value(client, scouts, 0_i64);
+    eventually(client, scouts, 0_i64);
 }
 
 /// The SQL objects are newer than the library that the server has loaded, in the middle of its work: as
@@ -251,7 +251,7 @@ fn update_under_load_is_no_rows_failure() {
     }
     shop.wait_for_cancelled(ROUNDS * 1000);
     shop.assert_invariant();
-    wait_for_value(&mut shop.client, "SELECT failed FROM expiry.status", 0_i64);
+    eventually(&mut shop.client, "SELECT failed FROM expiry.status", 0_i64);
     let bad: Vec<String> =
         complaints(&cluster, log).into_iter().filter(|line| !line.contains(NEWER)).collect();
     assert_eq!(bad, [""; 0]);
