@@ -10,11 +10,12 @@ PG ?=
 KEEP ?=
 TESTS ?=
 
-.PHONY: help demo test lint install clean
+.PHONY: help demo test bench lint install clean
 
 help:
 	@echo 'make demo [KEEP=1]          the sample shop on a private server; KEEP=1 leaves the server on'
 	@echo 'make test [PG=15|16|17|18|all] [TESTS=name]   the tests, on private servers'
+	@echo 'make bench [SCALE=quick|tiny] [ONLY=backlog,...]   measures it beside what people use instead'
 	@echo 'make lint                   rustfmt and clippy, warnings are errors'
 	@echo 'make install PG_CONFIG=...  release build into that server'
 	@echo 'make clean                  removes what was built'
@@ -25,6 +26,9 @@ demo:
 test:
 	@scripts/test.sh '$(PG)' '$(TESTS)'
 
+bench:
+	@SCALE='$(SCALE)' ONLY='$(ONLY)' scripts/bench.sh '$(PG)'
+
 lint:
 	@scripts/lint.sh '$(PG)'
 
@@ -33,5 +37,5 @@ install:
 
 # A server tree is a link to a folder elsewhere when root's servers cannot be run from here.
 clean:
-	@for tree in '$(CARGO_TARGET_DIR)'/pg/*/*; do [ ! -L "$$tree" ] || rm -rf "$$(readlink "$$tree")"; done
+	@for tree in '$(CARGO_TARGET_DIR)'/pg/*/* '$(CARGO_TARGET_DIR)'/servers; do [ ! -L "$$tree" ] || rm -rf "$$(readlink "$$tree")"; done
 	cargo clean

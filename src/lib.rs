@@ -13,6 +13,7 @@ mod policies;
 mod policy;
 mod rules;
 mod settings;
+mod why;
 mod worker;
 
 ::pgrx::pg_module_magic!(name = c"pg_expiry", version = c"0.1.0");

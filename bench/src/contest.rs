@@ -26,3 +26,9 @@ pub fn median(figures: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
 }
+
+/// Of sorted figures: the least that so many percent do not exceed.
+pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let place = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
+    sorted[place.clamp(1, sorted.len()) - 1]
+}

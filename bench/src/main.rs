@@ -1,7 +1,11 @@
 //! `make bench`: pg_expiry beside what people use instead, on the same shop, in one run.
+//!
+//! SCALE=quick or tiny measures less; ONLY=backlog,checkout,... only some of it.
 
 mod backlog;
+mod checkout;
 mod contest;
+mod punctual;
 mod scale;
 mod shop;
 
@@ -14,20 +18,28 @@ fn main() {
         Ok("quick") => Scale::QUICK,
         _ => Scale::FULL,
     };
+    let only = std::env::var("ONLY").unwrap_or_default();
+    let wanted = |name: &str| only.is_empty() || only.split(',').any(|part| part == name);
     let cluster = shop::cluster();
     let mut shop = shop::Shop::open(&cluster);
-    for contest in [backlog::run(&mut shop, &scale), backlog::run_under_old_snapshot(&mut shop, &scale)] {
-        print(&contest);
-    }
+    let mut measured = |name: &str, measure: &mut dyn FnMut(&mut shop::Shop) -> Vec<Contest>| {
+        if wanted(name) {
+            measure(&mut shop).iter().for_each(print);
+        }
+    };
+    measured("punctual", &mut |shop| punctual::run(shop, &scale));
+    measured("instant", &mut |shop| vec![punctual::run_one_instant(shop, &scale)]);
+    measured("backlog", &mut |shop| vec![backlog::run(shop, &scale)]);
+    measured("snapshot", &mut |shop| vec![backlog::run_under_old_snapshot(shop, &scale)]);
+    measured("checkout", &mut |shop| vec![checkout::run(&cluster, shop, &scale)]);
+    measured("drain", &mut |shop| vec![checkout::run_beside_a_drain(shop, &scale)]);
 }
 
+/// Medians, and each rival as a multiple of the first, round by round.
 fn print(contest: &Contest) {
     println!("{} ({})", contest.title, contest.unit);
-    for rival in &contest.rivals {
-        println!("  {:50} {:>12.0}", rival.name, median(&rival.figures));
-    }
-    println!("  ratio of the first to the second: {:.2}", contest.ratio(0, 1));
-    if contest.rivals.len() > 3 {
-        println!("  ratio of the third to the fourth: {:.2}", contest.ratio(2, 3));
+    for (place, rival) in contest.rivals.iter().enumerate() {
+        let ratio = contest.ratio(place, 0);
+        println!("  {:50} {:>12.2}   x {ratio:.2}", rival.name, median(&rival.figures));
     }
 }

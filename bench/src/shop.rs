@@ -77,6 +77,33 @@ impl Shop {
         ));
     }
 
+    /// A worker has looked at the policy and will again.
+    pub fn wait_for_worker(&mut self) {
+        let sql = "SELECT EXISTS (SELECT FROM expiry.workers
+                       WHERE database = current_database() AND last_pass IS NOT NULL AND pid IS NOT NULL)
+                   AND (SELECT index_state FROM expiry.status) = 'valid'";
+        wait_until("a worker", PATIENCE, || self.value::<bool>(sql));
+    }
+
+    /// Whether any of the first `orders` is pending.
+    pub fn pending(&mut self, orders: i64) -> bool {
+        self.value(&format!("SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id <= {orders})"))
+    }
+
+    pub fn wait_until_cancelled(&mut self, orders: i64) {
+        while self.pending(orders) {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// From the deadline to the commit of each of the first `orders`, in milliseconds, sorted.
+    pub fn lateness_ms(&mut self, orders: i64) -> Vec<f64> {
+        let sql = "SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - pay_by)::float8 * 1000 AS late
+                   FROM orders WHERE status = 'cancelled' AND id <= $1 ORDER BY late";
+        let rows = self.client.query(sql, &[&orders]).expect("lateness");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
     /// Until no order is left that is due.
     pub fn wait_until_drained(&mut self) {
         let sql = "SELECT NOT EXISTS (SELECT FROM orders WHERE status = 'pending' AND pay_by <= now())";

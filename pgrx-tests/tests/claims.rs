@@ -247,10 +247,9 @@ fn cancel_function_sees_what_was_committed_after_the_claim() {
             if by_hand {
                 scope.spawn(|| hand.batch_execute("CALL expiry.run('orders')").unwrap());
             }
-            wait_until("the claim", 10 * SECOND, || {
-                // It holds the rows now.
-                shop.value::<i64>("SELECT count(*) FROM (SELECT FROM orders FOR UPDATE SKIP LOCKED) x") == 0
-            });
+            let held = "SELECT EXISTS (SELECT FROM pg_stat_activity
+                            WHERE datname = current_database() AND query = 'held at Claimed')";
+            wait_until("the claim", 10 * SECOND, || shop.value::<bool>(held));
             shop.client.batch_execute("INSERT INTO pay VALUES (1)").unwrap();
             holder.batch_execute(&format!("SELECT pg_advisory_unlock({CLAIMED})")).unwrap();
         });

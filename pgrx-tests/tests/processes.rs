@@ -5,3 +5,5 @@ pub mod common;
 mod databases;
 mod life;
 mod turns;
+
+pub use turns::{occupy_a_slot, vacate_the_slot};

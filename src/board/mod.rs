@@ -12,12 +12,13 @@ pub use attendance::{
     Assignment, Found, Work, attach, connected, detach, is_to_leave, publish, report, retire,
 };
 pub use control::{
-    Row, ask_to_leave, hold, overview, processes_of, request_index_build, set_stopped, terminate,
+    Row, ask_to_leave, hold, is_stopped, overview, processes_of, request_index_build, set_stopped, terminate,
 };
 pub use plan::{Task, is_any_leaving, note_ended, note_refused, plan, sync};
 
 use pgrx::pg_sys::Oid;
 
+use crate::pg::asides::ASIDES;
 use crate::pg::bells::{BELLS, Bells, DATABASES, WORKERS};
 use crate::pg::clock::Timestamp;
 use crate::pg::news::NEWS;
@@ -33,7 +34,7 @@ const POSTS: usize = 1024;
 static BOARD: Locked<Board> = Locked::new(c"pg_expiry board");
 
 /// What `_PG_init` has to ask shared memory for.
-pub static AREAS: [&dyn Area; 3] = [&BOARD, &BELLS, &NEWS];
+pub static AREAS: [&dyn Area; 4] = [&BOARD, &BELLS, &NEWS, &ASIDES];
 
 /// A name of at most 63 bytes.
 #[derive(Clone, Copy)]

@@ -24,6 +24,10 @@ pub enum Error {
         name: String,
         owner: String,
     },
+    NoSuchRow {
+        policy: String,
+        key: String,
+    },
     InTransactionBlock {
         procedure: &'static str,
     },
@@ -50,6 +54,12 @@ pub enum Error {
     OutOfRange {
         parameter: &'static str,
         value: String,
+    },
+    InvalidKey {
+        policy: String,
+        /// Those of the relation's key.
+        columns: String,
+        reason: Option<String>,
     },
     NotDatabaseOwner {
         name: String,
@@ -96,6 +106,21 @@ impl Error {
                 format!("{value} is out of range for parameter \"{parameter}\""),
                 None,
                 None,
+            ),
+            Self::InvalidKey { policy, columns, reason } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("invalid key for policy \"{policy}\""),
+                Some(reason.as_ref().map_or_else(
+                    || format!("The key is of these columns, none of them NULL: {columns}."),
+                    |reason| format!("A value is not of its column's type: {reason}."),
+                )),
+                Some("Give it as in expiry.event, or of a key of one column the value alone.".into()),
+            ),
+            Self::NoSuchRow { policy, key } => (
+                Code::ERRCODE_NO_DATA_FOUND,
+                format!("policy \"{policy}\" has no row with key {key}"),
+                None,
+                Some("A key is a JSON object of the key columns by name, as in expiry.event.".into()),
             ),
             Self::InTransactionBlock { procedure } => (
                 Code::ERRCODE_ACTIVE_SQL_TRANSACTION,

@@ -5,14 +5,14 @@
 //! CONCURRENTLY on each partition, and attached. Beginning and attaching need locks that a checkout would
 //! wait for; they are asked for with a timeout of a few milliseconds, again and again.
 
-use pgrx::IntoDatum;
 use pgrx::pg_sys::{self, Oid};
+use pgrx::{IntoDatum, PgSqlErrorCode};
 
 use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
-use crate::pg::{catalog, guc, latch, predicate, utility, wake, xact};
+use crate::pg::{catalog, guc, latch, log, predicate, utility, wake, xact};
 use crate::policy::built_index::{self, BuiltIndex};
 use crate::policy::index::{self, IndexState};
 use crate::policy::{self, Loaded, Policy};
@@ -47,7 +47,11 @@ pub fn build_named(name: &str) {
         && !is_busy(&error)
         && installed::is_served()
     {
-        pgrx::warning!("pg_expiry: deadline index of policy \"{name}\": {error}");
+        log::warning(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            format!("pg_expiry: deadline index of policy \"{name}\": {error}"),
+            Some("It is tried again by and by, and at once by expiry.resume()."),
+        );
     }
 }
 

@@ -1,6 +1,7 @@
 //! The processes that the launcher starts: the worker, which serves one owner of one database; the
 //! scout, which sees what a database has; the index builder.
 
+pub mod alarm;
 pub mod batch;
 pub mod cancel;
 pub mod cycle;
@@ -13,6 +14,8 @@ pub mod probe;
 pub mod progress;
 pub mod prune;
 pub mod push;
+pub mod remind;
+pub mod restored;
 pub mod run;
 mod scout;
 pub mod settle;
@@ -124,7 +127,10 @@ impl Trouble {
             log::warning(
                 PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
                 format!("worker could not look for due rows: {error}"),
-                error.hint.as_deref(),
+                error
+                    .hint
+                    .as_deref()
+                    .or(Some("It is tried again by and by, and at once when a policy has changed.")),
             );
         }
         let until = now.plus_micros((1_000_000_i64 << self.errors.min(6)).min(60_000_000));

@@ -25,7 +25,7 @@ pub fn run() {
                 log::warning(
                     PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
                     "too many roles own policies of pg_expiry",
-                    None,
+                    Some("Some have no worker. Let fewer roles own the tables."),
                 );
             }
             if outcome.is_news {
