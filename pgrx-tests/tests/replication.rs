@@ -138,6 +138,15 @@ fn publisher_and_subscriber_do_not_both_expire() {
     assert_eq!(publisher.value::<i64>("SELECT count(*) FROM orders WHERE status = 'pending'"), 26);
 }
 
+/// A publication of all tables refuses updates and deletes in tables without a replica identity.
+#[test]
+fn every_table_of_ours_can_be_published() {
+    let db = Db::with_extension();
+    let without = "SELECT count(*) FROM pg_class c WHERE relnamespace = 'expiry'::regnamespace AND relkind = 'r'
+        AND relreplident <> 'f' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)";
+    eventually(&mut db.connect(), without, 0_i64);
+}
+
 /// A physical copy that is made a subscriber (pg_createsubscriber, from version 17 on) has another identity
 /// from then on, and its policies wait. While it is being made one, a setting holds them.
 #[test]

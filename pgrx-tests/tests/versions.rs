@@ -136,7 +136,7 @@ fn assert_refused(error: &DbError, hint: &str) {
 }
 
 /// What each of these does would be wrong, or fail in the middle.
-const CALLS: [&str; 14] = [
+const CALLS: [&str; 17] = [
     "SELECT expiry.create_policy('orders', 'pay_by', 'true', 'cancel_order(bigint)', name => 'another')",
     "SELECT expiry.alter_policy('orders', batch_size => 1)",
     "SELECT expiry.drop_policy('orders')",
@@ -144,6 +144,9 @@ const CALLS: [&str; 14] = [
     "SELECT expiry.resume()",
     "SELECT expiry.preview('orders')",
     "SELECT expiry.probe('orders')",
+    "SELECT expiry.why_not('orders', '1')",
+    "SELECT expiry.reset_stats()",
+    "SELECT expiry.restored('orders', '1')",
     "CALL expiry.run()",
     "CALL expiry.run('orders')",
     "CALL expiry.wait_for_events(0, '1 s')",
@@ -152,6 +155,34 @@ const CALLS: [&str; 14] = [
     "SELECT expiry.ack_events('mailer', 0)",
     "SELECT expiry.unsubscribe('mailer')",
 ];
+
+/// These ask for nothing that another version may have changed, or are called from within those above.
+const HARMLESS: [&str; 10] = [
+    "wake",
+    "stop_workers",
+    "start_workers",
+    "list_workers",
+    "events_after",
+    "refuse_future_event",
+    "is_bound_here",
+    "is_waiting",
+    "consumer_position",
+    "consumer_fetched",
+];
+
+/// No function is forgotten in the lists above.
+#[test]
+fn every_function_refuses_another_version_or_is_harmless() {
+    let db = Db::with_extension();
+    let sql = "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'expiry'::regnamespace";
+    let functions: Vec<String> = db.connect().query(sql, &[]).unwrap().iter().map(|row| row.get(0)).collect();
+    let refuses = |name: &str| CALLS.iter().any(|call| call.contains(&format!(" expiry.{name}(")));
+    let unknown: Vec<&String> = functions
+        .iter()
+        .filter(|name| !refuses(name) && !HARMLESS.contains(&name.as_str()) && *name != "retry")
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
 
 /// Waits until no worker is in the database.
 fn wait_for_nobody(client: &mut Client) {
@@ -210,6 +241,11 @@ fn newer_version_is_left_alone() {
     for call in CALLS {
         assert_refused(&db_error(shop.client.batch_execute(call)), "restart the server");
     }
+    // Not in the list: the older version lacks it.
+    assert_refused(
+        &db_error(shop.client.batch_execute("SELECT expiry.retry('orders')")),
+        "restart the server",
+    );
     for _ in 0..3 {
         shop.client.batch_execute(&format!("{update}; SELECT expiry.wake()")).unwrap();
         look_at_all_databases(&cluster, &mut shop.client);

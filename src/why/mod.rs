@@ -9,6 +9,7 @@ use pgrx::pg_sys::{self, Datum};
 
 use self::row::{Looked, Row};
 use crate::error::{Error, PolicyError};
+use crate::installed;
 use crate::pg::asides::{self, Aside};
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::{catalog, json, spi};
@@ -25,6 +26,7 @@ COMMENT ON FUNCTION why_not(text, jsonb) IS
     'Why a row has not been cancelled (yet), in one sentence. The key is that of expiry.event, 64-bit integers as numbers or strings, or of a key of one column the bare value. Touches nothing and waits for nobody. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, 22023 the key does not fit the relation.';
 ")]
 fn why_not(name: Option<&str>, key: Option<pgrx::AnyElement>) -> String {
+    installed::check();
     let Some(name) = name else { Error::from(PolicyError::NullName).raise() };
     policy::check_may_act_for(name);
     answer(name, key.map(|key| key.datum())).unwrap_or_else(|error| error.raise())

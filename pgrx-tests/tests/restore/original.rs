@@ -40,7 +40,8 @@ CREATE TABLE seat_rest PARTITION OF seat DEFAULT";
 const POLICIES: &str = r#"
 SELECT expiry.create_policy('"My Shop"."Order;Items"', $$"Pay 'by'"$$, $$"State" = 'Open'$$,
     '"My Shop"."Cancel ""it"""(bigint, int)', name => 'the "quoted" policy', max_attempts => 1);
-SELECT expiry.create_policy('seat', 'held_until', $$state = 'held'$$, 'release(seat)', batch_size => 7, timeout => '1 minute');
+SELECT expiry.create_policy('seat', 'held_until', $$state = 'held'$$, 'release(seat)', batch_size => 7, timeout => '1 minute',
+    remind_before => ARRAY[interval '1 hour', '1 minute']);
 "#;
 
 /// Due orders 4..=50, seats and items; a failing order 51 with one attempt, a quarantined item.
@@ -141,10 +142,13 @@ pub fn assert_waits(client: &mut Client, original: &Original, events: i64) {
         r#"orders orders restored, seat seat restored, the "quoted" policy "My Shop"."Order;Items" restored"#
             .to_owned(),
     );
-    let parameters = "SELECT array_agg(concat_ws('|', channel, batch_size, timeout, max_attempts, retry_delay, starts_at AT TIME ZONE 'UTC')
+    let parameters = "SELECT array_agg(concat_ws('|', channel, batch_size, timeout, max_attempts, retry_delay, starts_at AT TIME ZONE 'UTC', remind_before)
                       ORDER BY name) FROM expiry.policy";
     let parameters: Vec<String> = client.query_one(parameters, &[]).unwrap().get(0);
-    assert_eq!(parameters, ["Order Expired|01:00:00|2020-01-01 00:00:00", "7|00:01:00", "1"]);
+    assert_eq!(
+        parameters,
+        ["Order Expired|01:00:00|2020-01-01 00:00:00", "7|00:01:00|{01:00:00,00:01:00}", "1"]
+    );
     let failures = "SELECT string_agg(policy || ' ' || key::text || ' ' || attempts || ' ' || message || ' '
                         || (next_attempt_at IS NULL), ', ' ORDER BY policy) FROM expiry.failure";
     eventually(
