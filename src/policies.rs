@@ -6,6 +6,7 @@ use pgrx::name;
 use pgrx::pg_sys::Oid;
 
 use crate::error::{Error, PolicyError};
+use crate::installed;
 use crate::pg::clock::Timestamp;
 use crate::pg::json::Jsonb;
 use crate::pg::{log, shmem};
@@ -63,11 +64,13 @@ CREATE FUNCTION create_policy(
     max_attempts int DEFAULT NULL,
     retry_delay interval DEFAULT NULL,
     max_rate int DEFAULT NULL,
+    remind_before interval[] DEFAULT NULL,
+    remind_late boolean DEFAULT NULL,
     starts_at timestamptz DEFAULT NULL,
     paused boolean DEFAULT false
 ) RETURNS text
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-COMMENT ON FUNCTION create_policy(regclass, text, text, text, text, interval, text, text, text, text, int, int, interval, int, timestamptz, boolean) IS
+COMMENT ON FUNCTION create_policy(regclass, text, text, text, text, interval, text, text, text, text, int, int, interval, int, interval[], boolean, timestamptz, boolean) IS
     'Makes a policy: rows of relation that satisfy predicate are due when their deadline has passed; then cancel_function is called as the owner of the relation. Returns its name. What is not given follows the setting pg_expiry.<parameter>; the default of timeout stands for not given, NULL is refused. Errors: 22004, 22023, 42501, 42601, 42703, 42704, 42710, 42725, 42804, 42809, 42883, 42P01, 42P10, 42P13, 42P17, 55000.';
 ")]
 #[allow(clippy::too_many_arguments)] // those of the SQL function
@@ -86,9 +89,12 @@ fn create_policy(
     max_attempts: Option<i32>,
     retry_delay: Option<Interval>,
     max_rate: Option<i32>,
+    remind_before: Option<Vec<Option<Interval>>>,
+    remind_late: Option<bool>,
     starts_at: Option<TimestampWithTimeZone>,
     paused: Option<bool>,
 ) -> String {
+    installed::check();
     or_raise(given_timeout(timeout).and_then(|timeout| {
         let definition = Definition {
             deadline,
@@ -103,6 +109,8 @@ fn create_policy(
             max_attempts,
             retry_delay,
             max_rate,
+            remind_before,
+            remind_late,
             starts_at: timestamp(starts_at),
         };
         let is_paused = paused.unwrap_or(false);
@@ -130,11 +138,13 @@ CREATE FUNCTION alter_policy(
     max_attempts int DEFAULT NULL,
     retry_delay interval DEFAULT NULL,
     max_rate int DEFAULT NULL,
+    remind_before interval[] DEFAULT NULL,
+    remind_late boolean DEFAULT NULL,
     starts_at timestamptz DEFAULT NULL,
     paused boolean DEFAULT NULL
 ) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-COMMENT ON FUNCTION alter_policy(text, text, text, text, interval, text, text, text, text, int, int, interval, int, timestamptz, boolean) IS
+COMMENT ON FUNCTION alter_policy(text, text, text, text, interval, text, text, text, text, int, int, interval, int, interval[], boolean, timestamptz, boolean) IS
     'Changes the parameters that are given of a policy and leaves the others; the default of timeout stands for not given, NULL is refused. Errors: as create_policy(), and 42704 unknown policy.';
 ")]
 #[allow(clippy::too_many_arguments)] // those of the SQL function
@@ -152,9 +162,12 @@ fn alter_policy(
     max_attempts: Option<i32>,
     retry_delay: Option<Interval>,
     max_rate: Option<i32>,
+    remind_before: Option<Vec<Option<Interval>>>,
+    remind_late: Option<bool>,
     starts_at: Option<TimestampWithTimeZone>,
     paused: Option<bool>,
 ) {
+    installed::check();
     or_raise(given_timeout(timeout).and_then(|timeout| {
         let given = Definition {
             deadline,
@@ -169,6 +182,8 @@ fn alter_policy(
             max_attempts,
             retry_delay,
             max_rate,
+            remind_before,
+            remind_late,
             starts_at: timestamp(starts_at),
         };
         change::alter(required(name)?, &given, paused)
@@ -187,6 +202,7 @@ COMMENT ON FUNCTION drop_policy(text) IS
     'Removes a policy, its failures and counters; its events stay. A deadline index that pg_expiry has built goes too, one that you have built stays. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn drop_policy(name: Option<&str>) {
+    installed::check();
     or_raise(required(name).and_then(change::drop));
 }
 
@@ -197,6 +213,7 @@ COMMENT ON FUNCTION pause(text) IS
     'Pauses a policy, or with NULL all that you may act for: nothing is cancelled until expiry.resume(). Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn pause(name: Option<&str>) {
+    installed::check();
     or_raise(change::pause(name));
 }
 
@@ -207,6 +224,7 @@ COMMENT ON FUNCTION resume(text) IS
     'Lets a policy go on that was paused or that came out of a dump or with a cloned database, or with NULL all that you may act for. Errors: 42704 unknown policy, 42501 not its owner, and those of create_policy() if something that it needs is gone.';
 ")]
 fn resume(name: Option<&str>) {
+    installed::check();
     or_raise(change::resume(name));
 }
 
@@ -219,6 +237,7 @@ fn preview(
     'static,
     (name!(key, Jsonb), name!(deadline, Option<TimestampWithTimeZone>), name!(overdue, Option<Interval>)),
 > {
+    installed::check();
     let max_rows = max_rows.unwrap_or(100);
     if max_rows < 0 {
         Error::OutOfRange { parameter: "max_rows", value: max_rows.to_string() }.raise();
@@ -246,6 +265,7 @@ fn probe(
         name!(index_state, &'static str),
     ),
 > {
+    installed::check();
     let probe = match probe::of(name) {
         Err(Error::UnknownPolicy { .. }) => None,
         result => Some(or_raise(result)),

@@ -24,6 +24,9 @@ static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(50);
 static CANCEL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
 static EVENT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(604_800);
+static LOG_CANCELLATIONS: GucSetting<bool> = GucSetting::<bool>::new(false);
+static ALERT_CHANNEL: Text = text(c"");
+static ALERT_LAG: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 
 static DEADLINE: Text = text(c"");
 static PREDICATE: Text = text(c"");
@@ -37,6 +40,8 @@ static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(8);
 static RETRY_DELAY: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static MAX_RATE: GucSetting<i32> = GucSetting::<i32>::new(0);
+static REMIND_BEFORE: Text = text(c"");
+static REMIND_LATE: GucSetting<bool> = GucSetting::<bool>::new(false);
 
 /// The largest number of worker processes in one cluster; sizes the slots in shared memory.
 pub const WORKER_SLOTS: usize = 64;
@@ -82,6 +87,21 @@ pub fn lock_timeout_ms() -> i32 {
 /// How long events are kept; 0: for ever.
 pub fn event_retention_s() -> i64 {
     i64::from(EVENT_RETENTION.get())
+}
+
+/// Whether each cancelled row is a line in the server's log.
+pub fn log_cancellations() -> bool {
+    LOG_CANCELLATIONS.get()
+}
+
+/// Where workers notify that something is wrong; `None`: nowhere.
+pub fn alert_channel() -> Option<String> {
+    text_of(&ALERT_CHANNEL)
+}
+
+/// A backlog that is older is something wrong.
+pub fn alert_lag_us() -> i64 {
+    i64::from(ALERT_LAG.get()) * 1000
 }
 
 pub fn deadline() -> Option<String> {
@@ -133,6 +153,15 @@ pub fn retry_delay_ms() -> i64 {
 /// Rows a second; 0: as fast as it goes.
 pub fn max_rate() -> i32 {
     MAX_RATE.get()
+}
+
+/// Intervals as in an array literal, `{1 hour,10 min}`, with the braces or without.
+pub fn remind_before() -> Option<String> {
+    text_of(&REMIND_BEFORE)
+}
+
+pub fn remind_late() -> bool {
+    REMIND_LATE.get()
 }
 
 fn bool(name: &'static CStr, short: &'static CStr, long: &'static CStr, setting: &'static GucSetting<bool>) {
@@ -216,6 +245,28 @@ pub fn register() {
         (0, i32::MAX),
         GucFlags::UNIT_S,
     );
+    bool(
+        c"pg_expiry.log_cancellations",
+        c"Whether each cancelled row is a line in the server's log.",
+        c"Policy, key, deadline and lateness, written when the row's transaction has committed.",
+        &LOG_CANCELLATIONS,
+    );
+    hooks::define_channel(
+        c"pg_expiry.alert_channel",
+        c"Where workers notify that a policy is in trouble, or out of it.",
+        c"A NOTIFY channel, at most 63 bytes. Empty means nowhere.",
+        &ALERT_CHANNEL,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    int(
+        c"pg_expiry.alert_lag",
+        c"How old a backlog may become before workers notify pg_expiry.alert_channel.",
+        c"The lag is over when it is half as old.",
+        &ALERT_LAG,
+        (1, i32::MAX),
+        GucFlags::UNIT_MS,
+    );
 
     string(
         c"pg_expiry.deadline",
@@ -290,6 +341,18 @@ pub fn register() {
         &MAX_RATE,
         (0, i32::MAX),
         NO_UNIT,
+    );
+    string(
+        c"pg_expiry.remind_before",
+        c"Default of the policies' reminders: how long before the deadline, as in {1 hour,10 min}.",
+        c"",
+        &REMIND_BEFORE,
+    );
+    bool(
+        c"pg_expiry.remind_late",
+        c"Default of the policies' late reminders: of rows that begin within the interval already.",
+        c"",
+        &REMIND_LATE,
     );
     hooks::reserve_prefix(c"pg_expiry");
 }

@@ -17,6 +17,8 @@ CREATE TABLE policy (
     max_attempts    int,
     retry_delay     interval,
     max_rate        int,
+    remind_before   interval[],
+    remind_late     boolean,
     starts_at       timestamptz,
     paused          boolean NOT NULL DEFAULT false
 );
@@ -37,15 +39,19 @@ COMMENT ON COLUMN policy.batch_size IS 'The most rows in one transaction.';
 COMMENT ON COLUMN policy.max_attempts IS 'Failing calls before the row is quarantined.';
 COMMENT ON COLUMN policy.retry_delay IS 'Wait before the second attempt; doubles with each further one.';
 COMMENT ON COLUMN policy.max_rate IS 'Rows a second; 0: no limit.';
+COMMENT ON COLUMN policy.remind_before IS 'How long before the deadline a row is reminded, each an event of kind reminder; {}: no reminders.';
+COMMENT ON COLUMN policy.remind_late IS 'Whether rows are reminded at once that begin within the interval already.';
 COMMENT ON COLUMN policy.starts_at IS 'Rows whose deadline is older are left alone.';
 COMMENT ON COLUMN policy.paused IS 'Set by expiry.pause(), cleared by expiry.resume().';
 
 -- What ties a policy to this database: object numbers that a dump must not carry. A policy without a
--- row here, or with one of another database, came from a dump or a clone and is paused until resumed.
+-- row here, or with one of another database or cluster, came from a dump, a clone or by replication, and
+-- is paused until resumed.
 CREATE TABLE binding (
     policy            text PRIMARY KEY,
     database          oid NOT NULL,
     system_identifier bigint NOT NULL,
+    server_version    int NOT NULL,
     deadline_column   smallint,
     predicate_tree    text,
     predicate_columns text[],
@@ -62,6 +68,7 @@ COMMENT ON TABLE binding IS 'Object numbers behind the names in expiry.policy, v
 COMMENT ON COLUMN binding.policy IS 'Name of the policy.';
 COMMENT ON COLUMN binding.database IS 'The database in which the policy was made or resumed.';
 COMMENT ON COLUMN binding.system_identifier IS 'The cluster in which the numbers are valid; pg_upgrade changes it.';
+COMMENT ON COLUMN binding.server_version IS 'The major version of PostgreSQL then: an older one and another cluster, that was pg_upgrade.';
 COMMENT ON COLUMN binding.deadline_column IS 'Number of the deadline column; NULL if a setting names it.';
 COMMENT ON COLUMN binding.predicate_tree IS 'The predicate as PostgreSQL has parsed it; NULL if a setting holds it.';
 COMMENT ON COLUMN binding.predicate_columns IS 'Names of the columns in predicate_tree, as the predicate spells them.';
@@ -93,12 +100,12 @@ COMMENT ON COLUMN event.id IS 'Ascending, with gaps; also the idempotency key of
 COMMENT ON COLUMN event.policy IS 'Name of the policy.';
 COMMENT ON COLUMN event.owner IS 'The role for which the row was cancelled.';
 COMMENT ON COLUMN event.key IS 'Key columns by name; 64-bit integers and numerics as JSON strings.';
-COMMENT ON COLUMN event.kind IS 'cancelled or quarantined.';
+COMMENT ON COLUMN event.kind IS 'cancelled; quarantined; reminder (the deadline is near); restored (by expiry.restored()).';
 COMMENT ON COLUMN event.deadline IS 'The instant after which the row was due, timeout included; NULL: no finite one.';
 COMMENT ON COLUMN event.stated_deadline IS 'The deadline column itself, where the policy adds a timeout.';
-COMMENT ON COLUMN event.occurred_at IS 'When the row was cancelled.';
-COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline.';
-COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned.';
+COMMENT ON COLUMN event.occurred_at IS 'When it happened.';
+COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline; negative while the deadline is to come.';
+COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned, or expiry.restored() was given; of a reminder its interval.';
 
 CREATE TABLE failure (
     policy          text NOT NULL,
@@ -113,6 +120,9 @@ CREATE TABLE failure (
 );
 -- A key may be longer than an index entry may be.
 CREATE UNIQUE INDEX failure_policy_key ON failure (policy, md5(key::text));
+-- Or a publication of all tables would have its updates refused.
+ALTER TABLE failure REPLICA IDENTITY FULL;
+CREATE INDEX failure_quarantined ON failure (policy) WHERE next_attempt_at IS NULL;
 
 COMMENT ON TABLE failure IS 'Rows whose cancel function failed and that wait for the next attempt, or are quarantined.';
 COMMENT ON COLUMN failure.policy IS 'Name of the policy.';
@@ -136,8 +146,10 @@ CREATE TABLE progress (
     failed                 bigint NOT NULL DEFAULT 0,
     withheld_notifications bigint NOT NULL DEFAULT 0,
     withheld_after         bigint,
+    alerts                 text[] NOT NULL DEFAULT '{}',
     lateness_max_ms        double precision,
     lateness_counts        bigint[] NOT NULL DEFAULT '{}',
+    stats_since            timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_error             text,
     last_run               timestamptz
 ) WITH (fillfactor = 50);
@@ -152,10 +164,42 @@ COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
 COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
 COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
 COMMENT ON COLUMN progress.withheld_after IS 'Until listeners have been told to catch up: the last event before those that were not notified.';
+COMMENT ON COLUMN progress.alerts IS 'What pg_expiry.alert_channel was told of and has not heard to be over: tripped, stopped, lagging, quarantined.';
 COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
+COMMENT ON COLUMN progress.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';
 COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN progress.last_run IS 'When a worker last looked.';
+
+-- How far the reminders of each interval have come: deadlines up to there have had theirs, or have come so late
+-- that they get none. Not dumped.
+CREATE TABLE reminder (
+    policy        text NOT NULL,
+    remind_before interval NOT NULL,
+    reminded_to   timestamptz NOT NULL,
+    PRIMARY KEY (policy, remind_before)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE reminder IS 'How far the reminders of each policy and interval have come.';
+COMMENT ON COLUMN reminder.policy IS 'Name of the policy.';
+COMMENT ON COLUMN reminder.remind_before IS 'The interval, one of the policy''s remind_before.';
+COMMENT ON COLUMN reminder.reminded_to IS 'Deadlines up to this one have been looked at; those that turn up below are reminded only with remind_late.';
+
+-- Which reminders were given, until the deadline has passed.
+CREATE TABLE reminded (
+    policy        text NOT NULL,
+    remind_before interval NOT NULL,
+    deadline      timestamptz NOT NULL,
+    key           jsonb NOT NULL
+);
+CREATE UNIQUE INDEX reminded_once ON reminded (policy, remind_before, deadline, md5(key::text));
+ALTER TABLE reminded REPLICA IDENTITY FULL;
+
+COMMENT ON TABLE reminded IS 'Reminders that were given, so that none is given twice; forgotten when the deadline has passed.';
+COMMENT ON COLUMN reminded.policy IS 'Name of the policy.';
+COMMENT ON COLUMN reminded.remind_before IS 'The interval.';
+COMMENT ON COLUMN reminded.deadline IS 'The deadline that was reminded of.';
+COMMENT ON COLUMN reminded.key IS 'Key columns by name, as in expiry.event.';
 
 CREATE TABLE consumer (
     name       text PRIMARY KEY CHECK (length(name) > 0 AND octet_length(name) <= 63),
@@ -176,6 +220,8 @@ COMMENT ON COLUMN consumer.fetched IS 'The last event that it was given.';
 COMMENT ON COLUMN consumer.fetched_at IS 'When it last fetched.';
 COMMENT ON COLUMN consumer.acked_at IS 'When it last acknowledged.';
 
-SELECT pg_catalog.pg_extension_config_dump('policy', '');
+-- What a dropped table has left is a number that would be another table's in the copy.
+SELECT pg_catalog.pg_extension_config_dump('policy',
+    'WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) relation)');
 SELECT pg_catalog.pg_extension_config_dump('failure', '');
 SELECT pg_catalog.pg_extension_config_dump('event_id_seq', '');

@@ -1,5 +1,5 @@
 //! Hooks into other sessions' statements: so that a statement which needs a database for itself finds
-//! nobody of ours there, and what COMMIT PREPARED and DROP EXTENSION change is noticed.
+//! nobody of ours there, and what COMMIT PREPARED and ALTER and DROP EXTENSION change is noticed.
 //!
 //! Nothing in here may make a statement fail that would pass without us.
 
@@ -72,6 +72,8 @@ unsafe extern "C-unwind" fn process_utility(
         Meaning::NeedsExtension(Some(extension)) if !catalog::is_read_only() => {
             STEP_ASIDE.get()(catalog::database());
             extension::lock_relations(extension);
+            // The version of our SQL objects may be another one then.
+            wake::at_commit();
         }
         Meaning::ChangesDatabases => wake::launcher_at_commit(),
         Meaning::ChangesSettings(database) => wake::restart_at_commit(database),

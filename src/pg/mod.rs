@@ -6,6 +6,7 @@
 //! else catches.
 
 pub mod array;
+pub mod asides;
 pub mod bells;
 pub mod bgworker;
 pub mod call;
@@ -16,6 +17,7 @@ pub mod database;
 pub mod debug_point;
 mod extension;
 pub mod guc;
+pub mod guest;
 pub mod hooks;
 pub mod inval;
 pub mod json;
@@ -27,6 +29,7 @@ pub mod notify;
 pub mod predicate;
 pub mod preload;
 pub mod role;
+pub mod row_lock;
 pub mod setting_hooks;
 pub mod shmem;
 pub mod spi;

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 
 use pgrx::pg_sys::Oid;
 
-use super::duty::{Duty, Step};
+use super::alarm;
+use super::duty::{Duty, Step, tell_stopped};
 use super::prune::Prune;
 use super::{progress, way};
 use crate::board;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{catalog, inval, latch, wake, xact};
+use crate::pg::{bgworker, catalog, inval, latch, wake, xact};
 use crate::policy::{self, Loaded};
 use crate::settings;
 
@@ -20,7 +22,8 @@ use crate::settings;
 const RELOAD_US: i64 = 60_000_000;
 
 /// Statistics of these change without end, and nothing of it matters to a policy.
-const OWN_TABLES: [&str; 6] = ["policy", "binding", "event", "failure", "progress", "consumer"];
+const OWN_TABLES: [&str; 8] =
+    ["policy", "binding", "event", "failure", "progress", "reminder", "reminded", "consumer"];
 
 pub struct Cycle {
     owner: Oid,
@@ -111,13 +114,14 @@ impl Cycle {
         let next_look = self
             .duties
             .iter()
-            .flat_map(|duty| [Some(duty.next_look()), duty.progress.next_write()])
+            .flat_map(|duty| [Some(duty.next_look()), duty.next_reminder(), duty.progress.next_write()])
             .chain([Some(self.prune.next_at(now))])
             .chain([self.has_builder.then(|| self.gave_way_at.plus_micros(way::PAUSE_US))])
             .flatten()
             .fold(now.plus_micros(lookahead_us), Timestamp::min);
         let next_look = if self.is_reload_due { now } else { next_look };
-        let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
+        let next_due =
+            self.duties.iter().flat_map(|duty| [duty.next_deadline(), duty.next_reminder()]).flatten().min();
         Ok(Look { next_look, next_due, policies: self.live })
     }
 
@@ -136,6 +140,9 @@ impl Cycle {
         self.duties.sort_by_key(|duty| duty.next_deadline().unwrap_or(Timestamp::INFINITY));
         let mut goes_on = false;
         for duty in &mut self.duties {
+            if duty.next_look() <= clock::now() {
+                bgworker::report_running(&format!("cancelling rows of policy \"{}\"", duty.policy.name));
+            }
             match duty.step(usize::MAX) {
                 Step::Again { .. } => goes_on = true,
                 Step::Rest => (),
@@ -148,7 +155,10 @@ impl Cycle {
                     self.is_reload_due = true;
                 }
             }
-            duty.progress.write_if_due(&duty.policy.name, clock::now())?;
+            goes_on |= duty.remind()?;
+            let now = clock::now();
+            duty.watch(now);
+            duty.progress.write_if_due(&duty.policy.name, now)?;
         }
         Ok(goes_on && !self.is_stale)
     }
@@ -174,6 +184,7 @@ impl Cycle {
     fn reload(&mut self) -> Result<(), PgError> {
         let owner = self.owner;
         let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            installed::check();
             inval::ignore_only(
                 OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
             );
@@ -212,7 +223,7 @@ impl Cycle {
     }
 
     fn set_aside(&mut self, name: String, loaded: Loaded) -> Result<(), PgError> {
-        let (state, reason) = match loaded {
+        let (state, error) = match loaded {
             Loaded::Paused | Loaded::Restored => return Ok(()),
             Loaded::Indexing(policy) => {
                 self.reloads_at_next_look = true;
@@ -223,15 +234,18 @@ impl Cycle {
             Loaded::Stopped(error) => {
                 // Somebody has locked the relation while it had to be looked at: that passes.
                 self.reloads_at_next_look |= error.sqlstate == "55P03";
-                ("stopped", Some(error.to_string()))
+                ("stopped", Some(error))
             }
             Loaded::Ready(_) => unreachable!("has a duty"),
         };
         self.live += 1;
-        let shown = (state, reason);
+        let shown = (state, error.as_ref().map(PgError::to_string));
         if self.idle.get(&name) != Some(&shown) {
-            if let (_, Some(reason)) = &shown {
-                pgrx::warning!("pg_expiry: policy \"{name}\" is stopped: {reason}");
+            if let Some(error) = &error {
+                tell_stopped(&name, error);
+                if error.sqlstate != "55P03" {
+                    alarm::tell_stopped(&name, error);
+                }
             }
             progress::write_state(&name, shown.0, shown.1.clone())?;
             self.idle.insert(name, shown);

@@ -42,20 +42,22 @@ pub struct Statements {
     next: Kept,
     settle: Kept,
     recheck: Kept,
+    oldest: Kept,
 }
 
-struct Kept {
+/// A statement whose plan is kept.
+pub struct Kept {
     sql: String,
     types: Vec<Oid>,
     plan: OnceCell<Plan>,
 }
 
 impl Kept {
-    fn new(sql: String, types: Vec<Oid>) -> Self {
+    pub fn new(sql: String, types: Vec<Oid>) -> Self {
         Self { sql, types, plan: OnceCell::new() }
     }
 
-    fn run<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+    pub fn run<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
         spi.run(self.plan.get_or_init(|| spi.prepare(&self.sql, &self.types)), arguments)
     }
 }
@@ -70,6 +72,7 @@ impl Statements {
             probe: Kept::new(claim_sql(policy, true, "DESC"), instants),
             recheck: Kept::new(recheck_sql(policy), vec![pg_sys::TIMESTAMPTZOID, pg_sys::JSONBARRAYOID]),
             next: Kept::new(next_sql(policy), vec![pg_sys::TIMESTAMPTZOID]),
+            oldest: Kept::new(oldest_sql(policy), vec![pg_sys::TIMESTAMPTZOID, pg_sys::TIMESTAMPTZOID]),
             settle: Kept::new(
                 settle_sql(policy),
                 std::iter::once(pg_sys::TIMESTAMPTZOID)
@@ -100,29 +103,39 @@ impl Statements {
         self.along_the_index(|| self.next.run(spi, arguments))
     }
 
+    /// `$1` floor, `$2` now. The first deadline between the two, of a row that does not wait, if any.
+    pub fn oldest<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+        self.along_the_index(|| self.oldest.run(spi, arguments))
+    }
+
     /// `$1` now, then an array for each key column. The positions (from 1) of the rows that are due.
     pub fn settle<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
         self.along_the_index(|| self.settle.run(spi, arguments))
     }
 
     fn along_the_index<R>(&self, f: impl FnOnce() -> R) -> R {
-        with_settings(
-            &[
-                ("search_path", "pg_catalog, pg_temp"),
-                ("TimeZone", &self.zone),
-                ("row_security", "off"),
-                ("plan_cache_mode", "force_generic_plan"),
-                ("enable_seqscan", "off"),
-                ("enable_bitmapscan", "off"),
-                ("enable_sort", "off"),
-                ("enable_hashjoin", "off"),
-                ("enable_mergejoin", "off"),
-                ("jit", "off"),
-                ("max_parallel_workers_per_gather", "0"),
-            ],
-            f,
-        )
+        along_the_index(&self.zone, f)
     }
+}
+
+/// With the settings that these statements need; `zone` is the deadline rule's.
+pub fn along_the_index<R>(zone: &str, f: impl FnOnce() -> R) -> R {
+    with_settings(
+        &[
+            ("search_path", "pg_catalog, pg_temp"),
+            ("TimeZone", zone),
+            ("row_security", "off"),
+            ("plan_cache_mode", "force_generic_plan"),
+            ("enable_seqscan", "off"),
+            ("enable_bitmapscan", "off"),
+            ("enable_sort", "off"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("jit", "off"),
+            ("max_parallel_workers_per_gather", "0"),
+        ],
+        f,
+    )
 }
 
 /// The row's key as jsonb; 64-bit integers and numerics as strings.
@@ -148,14 +161,18 @@ pub fn from(policy: &Policy) -> String {
     format!("{only}{} AS {ROW}", policy.relation_sql)
 }
 
-fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
-    let key_json = key_json(&policy.key);
-    let stated = if policy.deadline.timeout.is_zero() {
+/// The deadline column itself where it is not the deadline, else NULL.
+pub fn stated(policy: &Policy) -> String {
+    if policy.deadline.timeout.is_zero() {
         "NULL::pg_catalog.timestamptz".to_owned()
     } else {
         policy.deadline.stated()
-    };
-    let mut columns = vec![key_json.clone(), policy.deadline.instant(), stated];
+    }
+}
+
+fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
+    let key_json = key_json(&policy.key);
+    let mut columns = vec![key_json.clone(), policy.deadline.instant(), stated(policy)];
     for column in &policy.key {
         columns.push(format!("{ROW}.{}", pgrx::spi::quote_identifier(&column.name)));
     }
@@ -178,13 +195,26 @@ fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
     )
 }
 
-fn next_sql(policy: &Policy) -> String {
+/// `$1` an instant. The first deadline after it, if any.
+pub fn next_sql(policy: &Policy) -> String {
     format!(
         "SELECT {} FROM {} WHERE ({}) AND {} ORDER BY {ROW}.{} LIMIT 1",
         policy.deadline.instant(),
         from(policy),
         policy.predicate,
         policy.deadline.is_later("$1"),
+        policy.deadline.column_sql,
+    )
+}
+
+fn oldest_sql(policy: &Policy) -> String {
+    format!(
+        "SELECT {} FROM {} WHERE ({}) AND {} AND NOT expiry.is_waiting({}) ORDER BY {ROW}.{} LIMIT 1",
+        policy.deadline.instant(),
+        from(policy),
+        policy.predicate,
+        policy.deadline.is_due("$1", "$2"),
+        key_json(&policy.key),
         policy.deadline.column_sql,
     )
 }
@@ -206,12 +236,18 @@ fn settle_sql(policy: &Policy) -> String {
 }
 
 fn recheck_sql(policy: &Policy) -> String {
+    due_among(policy, "unnest($2)", "key", &key_matches(policy, "pg_expiry_asked.key"), "$1")
+}
+
+/// Whether the row's key is `key`, an SQL expression for what [`key_json`] gives; 64-bit integers may be
+/// numbers too.
+pub fn key_matches(policy: &Policy, key: &str) -> String {
     let matches: Vec<String> = policy
         .key
         .iter()
         .map(|column| {
             format!(
-                "{ROW}.{} {} (pg_expiry_asked.key OPERATOR(pg_catalog.->>) {})::{}",
+                "{ROW}.{} {} ({key} OPERATOR(pg_catalog.->>) {})::{}",
                 pgrx::spi::quote_identifier(&column.name),
                 column.equals_sql,
                 literal(&column.name),
@@ -219,7 +255,7 @@ fn recheck_sql(policy: &Policy) -> String {
             )
         })
         .collect();
-    due_among(policy, "unnest($2)", "key", &matches.join(" AND "), "$1")
+    matches.join(" AND ")
 }
 
 /// The positions (from 1) of those among `asked` whose row is due.
