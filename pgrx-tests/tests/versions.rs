@@ -157,7 +157,8 @@ const CALLS: [&str; 17] = [
 ];
 
 /// These ask for nothing that another version may have changed, or are called from within those above.
-const HARMLESS: [&str; 10] = [
+const HARMLESS: [&str; 11] = [
+    "announce",
     "wake",
     "stop_workers",
     "start_workers",

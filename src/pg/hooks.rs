@@ -41,8 +41,9 @@ enum Meaning {
     Nothing,
     /// It needs this database for itself, if the user may do that to it.
     Needs(Option<Oid>),
-    /// It drops or updates our extension, if the user may do that: our tables are needed for themselves.
-    NeedsExtension(Option<Oid>),
+    /// It drops or updates our extension, if the user may do that: it needs our tables for itself.
+    DropsExtension(Option<Oid>),
+    AltersExtension(Option<Oid>),
     /// It changes pg_database in another way.
     ChangesDatabases,
     /// It changes the settings that sessions in this database start with.
@@ -69,15 +70,21 @@ unsafe extern "C-unwind" fn process_utility(
             database.into_iter().for_each(STEP_ASIDE.get());
             wake::launcher_at_commit();
         }
-        Meaning::NeedsExtension(Some(extension)) if !catalog::is_read_only() => {
+        Meaning::DropsExtension(Some(extension)) if !catalog::is_read_only() => {
             STEP_ASIDE.get()(catalog::database());
+            extension::lock_relations(extension);
+        }
+        Meaning::AltersExtension(Some(extension)) if !catalog::is_read_only() => {
             extension::lock_relations(extension);
             // The version of our SQL objects may be another one then.
             wake::at_commit();
         }
         Meaning::ChangesDatabases => wake::launcher_at_commit(),
         Meaning::ChangesSettings(database) => wake::restart_at_commit(database),
-        Meaning::CommitsPrepared | Meaning::NeedsExtension(_) | Meaning::Nothing => {}
+        Meaning::DropsExtension(_)
+        | Meaning::AltersExtension(_)
+        | Meaning::CommitsPrepared
+        | Meaning::Nothing => {}
     }
     // SAFETY: the arguments that this hook was called with; the previous hook is set once, before this
     // one can be called.
@@ -128,14 +135,14 @@ unsafe fn meaning(node: *mut pg_sys::Node) -> Meaning {
             NodeTag::T_DropStmt => {
                 let drop = node.cast::<pg_sys::DropStmt>();
                 if (*drop).removeType == pg_sys::ObjectType::OBJECT_EXTENSION && names_us((*drop).objects) {
-                    return Meaning::NeedsExtension(extension::owned(OURS));
+                    return Meaning::DropsExtension(extension::owned(OURS));
                 }
                 Meaning::Nothing
             }
             NodeTag::T_AlterExtensionStmt => {
                 let name = (*node.cast::<pg_sys::AlterExtensionStmt>()).extname;
                 if !name.is_null() && CStr::from_ptr(name) == OURS {
-                    return Meaning::NeedsExtension(extension::owned(OURS));
+                    return Meaning::AltersExtension(extension::owned(OURS));
                 }
                 Meaning::Nothing
             }
