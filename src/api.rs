@@ -30,6 +30,7 @@ COMMENT ON FUNCTION reset_stats(text) IS
     'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn reset_stats(name: Option<&str>) {
+    installed::check();
     let names = match name {
         Some(name) => {
             policy::check_may_act_for(name);
@@ -69,6 +70,7 @@ COMMENT ON FUNCTION restored(text, jsonb, jsonb) IS
     'To be called by whoever puts a cancelled row back, in the same transaction: at its commit, records an event of kind restored for the row with this key (64-bit integers as numbers or strings), as it is now, with data, and notifies it. Changes nothing of the row. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, P0002 no row has this key, and those of create_policy() if something that it needs is gone; 0A000 at PREPARE TRANSACTION.';
 ")]
 fn restored(name: Option<&str>, key: Option<pgrx::AnyElement>, data: Option<pgrx::AnyElement>) {
+    installed::check();
     let result = name.ok_or(Error::from(PolicyError::NullName)).and_then(policy::peek).and_then(|policy| {
         restored_rows::record(&policy, key.map(|key| key.datum()), data.map(|data| data.datum()))
     });

@@ -200,3 +200,31 @@ fn channel_is_a_name() {
         listeners[1].try_next(SECOND)
     });
 }
+
+/// Somebody keeps the notification queue from being emptied: what is wrong is said when it is empty again.
+#[test]
+fn alert_waits_for_the_queue() {
+    // 256 KB of the queue's 8 GB count as half: see `pg/debug_point.rs`.
+    let cluster = Cluster::builder()
+        .setting("pg_expiry_debug.queue_scale", "16384")
+        .setting("pg_expiry.alert_channel", "Shop Alerts")
+        .start();
+    let mut shop = Shop::in_database(cluster.create_database());
+    shop.db.create_extension();
+    shop.create_policy("");
+    shop.wait_for_index();
+    let mut listener = shop.db.listen("Shop Alerts");
+    let mut stuck = shop.db.connect();
+    stuck.batch_execute("LISTEN spam").unwrap();
+    stuck.batch_execute("BEGIN; SELECT 1").unwrap();
+    let spam = "SELECT pg_notify('spam', n || repeat('x', 7000)) FROM generate_series(1, 60) n";
+    shop.client.batch_execute(spam).unwrap();
+    shop.replace_cancel_order("RAISE 'no'");
+    shop.fill(1..=40, "now()");
+    wait_for_value(&mut shop.client, "SELECT state FROM expiry.status", "tripped".to_owned());
+    assert_silence(&mut shop, &mut listener);
+    assert_eq!(shop.value::<String>(ALERTS), "");
+    stuck.batch_execute("ROLLBACK; UNLISTEN *").unwrap();
+    next(&mut listener, "tripped");
+    assert_silence(&mut shop, &mut listener);
+}

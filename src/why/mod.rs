@@ -9,6 +9,7 @@ use pgrx::pg_sys::{self, Datum};
 
 use self::row::{Looked, Row};
 use crate::error::{Error, PolicyError};
+use crate::installed;
 use crate::pg::asides::{self, Aside};
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::{catalog, json, spi};
@@ -25,6 +26,7 @@ COMMENT ON FUNCTION why_not(text, jsonb) IS
     'Why a row has not been cancelled (yet), in one sentence. The key is that of expiry.event, 64-bit integers as numbers or strings, or of a key of one column the bare value. Touches nothing and waits for nobody. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, 22023 the key does not fit the relation.';
 ")]
 fn why_not(name: Option<&str>, key: Option<pgrx::AnyElement>) -> String {
+    installed::check();
     let Some(name) = name else { Error::from(PolicyError::NullName).raise() };
     policy::check_may_act_for(name);
     answer(name, key.map(|key| key.datum())).unwrap_or_else(|error| error.raise())
@@ -237,16 +239,20 @@ fn backlog(policy: &Policy, row: &Row, now: Timestamp) -> Option<String> {
     };
     let rate = policy.max_rate.map(i64::from).or_else(|| recent_rate(&policy.name, now));
     let batch = i64::try_from(policy.batch_size).unwrap_or(i64::MAX);
-    match rate {
-        Some(rate) if ahead / rate.max(1) < SHORT_S => None,
-        Some(rate) => {
-            let least = if shown == Count::MoreThanCounted { "at least" } else { "about" };
-            let estimate = duration(ahead / rate.max(1) * 1_000_000);
-            Some(format!("{shown} rows are due before it: at {rate} a second that takes {least} {estimate}"))
+    let is_bounded = shown == Count::MoreThanCounted;
+    let Some(rate) = rate else {
+        return (is_bounded || ahead > batch).then(|| format!("{shown} rows are due before it"));
+    };
+    let seconds = ahead / rate.max(1);
+    let estimate = match seconds {
+        ..SHORT_S if is_bounded => format!(", at {rate} a second"),
+        ..SHORT_S => return None,
+        _ => {
+            let least = if is_bounded { "at least" } else { "about" };
+            format!(": at {rate} a second that takes {least} {}", duration(seconds * 1_000_000))
         }
-        None if ahead <= batch => None,
-        None => Some(format!("{shown} rows are due before it")),
-    }
+    };
+    Some(format!("{shown} rows are due before it{estimate}"))
 }
 
 /// Rows a second in the last few seconds, as the latest events show it.

@@ -225,6 +225,18 @@ fn row_behind_a_backlog_is_told_how_long() {
     let rows: i64 = said.split_once(", but ").unwrap().1.split_once(" rows").unwrap().0.parse().unwrap();
     assert!(rows < 999 && rows > 100, "{said}");
     assert_says(&said, &["rows are due before it: at 20 a second that takes about ", " s."]);
+
+    // As fast as it goes: how fast that is, the last events show.
+    shop.replace_cancel_order(
+        "PERFORM pg_sleep(0.02); UPDATE orders SET status = 'cancelled' WHERE id = order_id",
+    );
+    shop.client
+        .batch_execute("SELECT expiry.alter_policy('orders', max_rate => 0, batch_size => 5)")
+        .unwrap();
+    let parts = ["The row is due since ", "rows are due before it: at ", " a second that takes about ", "."];
+    let said = wait_for_answer(&mut shop.client, "5000", &parts);
+    let rate = said.split_once("it: at ").unwrap().1.split_once(' ').unwrap().0;
+    assert!((1..=50).contains(&rate.parse::<i64>().unwrap()), "{said}");
 }
 
 /// Due, and nothing is in the way.
