@@ -64,11 +64,13 @@ CREATE FUNCTION create_policy(
     max_attempts int DEFAULT NULL,
     retry_delay interval DEFAULT NULL,
     max_rate int DEFAULT NULL,
+    remind_before interval[] DEFAULT NULL,
+    remind_late boolean DEFAULT NULL,
     starts_at timestamptz DEFAULT NULL,
     paused boolean DEFAULT false
 ) RETURNS text
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-COMMENT ON FUNCTION create_policy(regclass, text, text, text, text, interval, text, text, text, text, int, int, interval, int, timestamptz, boolean) IS
+COMMENT ON FUNCTION create_policy(regclass, text, text, text, text, interval, text, text, text, text, int, int, interval, int, interval[], boolean, timestamptz, boolean) IS
     'Makes a policy: rows of relation that satisfy predicate are due when their deadline has passed; then cancel_function is called as the owner of the relation. Returns its name. What is not given follows the setting pg_expiry.<parameter>; the default of timeout stands for not given, NULL is refused. Errors: 22004, 22023, 42501, 42601, 42703, 42704, 42710, 42725, 42804, 42809, 42883, 42P01, 42P10, 42P13, 42P17, 55000.';
 ")]
 #[allow(clippy::too_many_arguments)] // those of the SQL function
@@ -87,6 +89,8 @@ fn create_policy(
     max_attempts: Option<i32>,
     retry_delay: Option<Interval>,
     max_rate: Option<i32>,
+    remind_before: Option<Vec<Option<Interval>>>,
+    remind_late: Option<bool>,
     starts_at: Option<TimestampWithTimeZone>,
     paused: Option<bool>,
 ) -> String {
@@ -105,6 +109,8 @@ fn create_policy(
             max_attempts,
             retry_delay,
             max_rate,
+            remind_before,
+            remind_late,
             starts_at: timestamp(starts_at),
         };
         let is_paused = paused.unwrap_or(false);
@@ -132,11 +138,13 @@ CREATE FUNCTION alter_policy(
     max_attempts int DEFAULT NULL,
     retry_delay interval DEFAULT NULL,
     max_rate int DEFAULT NULL,
+    remind_before interval[] DEFAULT NULL,
+    remind_late boolean DEFAULT NULL,
     starts_at timestamptz DEFAULT NULL,
     paused boolean DEFAULT NULL
 ) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-COMMENT ON FUNCTION alter_policy(text, text, text, text, interval, text, text, text, text, int, int, interval, int, timestamptz, boolean) IS
+COMMENT ON FUNCTION alter_policy(text, text, text, text, interval, text, text, text, text, int, int, interval, int, interval[], boolean, timestamptz, boolean) IS
     'Changes the parameters that are given of a policy and leaves the others; the default of timeout stands for not given, NULL is refused. Errors: as create_policy(), and 42704 unknown policy.';
 ")]
 #[allow(clippy::too_many_arguments)] // those of the SQL function
@@ -154,6 +162,8 @@ fn alter_policy(
     max_attempts: Option<i32>,
     retry_delay: Option<Interval>,
     max_rate: Option<i32>,
+    remind_before: Option<Vec<Option<Interval>>>,
+    remind_late: Option<bool>,
     starts_at: Option<TimestampWithTimeZone>,
     paused: Option<bool>,
 ) {
@@ -172,6 +182,8 @@ fn alter_policy(
             max_attempts,
             retry_delay,
             max_rate,
+            remind_before,
+            remind_late,
             starts_at: timestamp(starts_at),
         };
         change::alter(required(name)?, &given, paused)

@@ -40,6 +40,8 @@ static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(8);
 static RETRY_DELAY: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static MAX_RATE: GucSetting<i32> = GucSetting::<i32>::new(0);
+static REMIND_BEFORE: Text = text(c"");
+static REMIND_LATE: GucSetting<bool> = GucSetting::<bool>::new(false);
 
 /// The largest number of worker processes in one cluster; sizes the slots in shared memory.
 pub const WORKER_SLOTS: usize = 64;
@@ -151,6 +153,15 @@ pub fn retry_delay_ms() -> i64 {
 /// Rows a second; 0: as fast as it goes.
 pub fn max_rate() -> i32 {
     MAX_RATE.get()
+}
+
+/// Intervals as in an array literal, `{1 hour,10 min}`, with the braces or without.
+pub fn remind_before() -> Option<String> {
+    text_of(&REMIND_BEFORE)
+}
+
+pub fn remind_late() -> bool {
+    REMIND_LATE.get()
 }
 
 fn bool(name: &'static CStr, short: &'static CStr, long: &'static CStr, setting: &'static GucSetting<bool>) {
@@ -330,6 +341,18 @@ pub fn register() {
         &MAX_RATE,
         (0, i32::MAX),
         NO_UNIT,
+    );
+    string(
+        c"pg_expiry.remind_before",
+        c"Default of the policies' reminders: how long before the deadline, as in {1 hour,10 min}.",
+        c"",
+        &REMIND_BEFORE,
+    );
+    bool(
+        c"pg_expiry.remind_late",
+        c"Default of the policies' late reminders: of rows that begin within the interval already.",
+        c"",
+        &REMIND_LATE,
     );
     hooks::reserve_prefix(c"pg_expiry");
 }

@@ -17,6 +17,8 @@ CREATE TABLE policy (
     max_attempts    int,
     retry_delay     interval,
     max_rate        int,
+    remind_before   interval[],
+    remind_late     boolean,
     starts_at       timestamptz,
     paused          boolean NOT NULL DEFAULT false
 );
@@ -37,6 +39,8 @@ COMMENT ON COLUMN policy.batch_size IS 'The most rows in one transaction.';
 COMMENT ON COLUMN policy.max_attempts IS 'Failing calls before the row is quarantined.';
 COMMENT ON COLUMN policy.retry_delay IS 'Wait before the second attempt; doubles with each further one.';
 COMMENT ON COLUMN policy.max_rate IS 'Rows a second; 0: no limit.';
+COMMENT ON COLUMN policy.remind_before IS 'How long before the deadline a row is reminded, each an event of kind reminder; {}: no reminders.';
+COMMENT ON COLUMN policy.remind_late IS 'Whether rows are reminded at once that begin within the interval already.';
 COMMENT ON COLUMN policy.starts_at IS 'Rows whose deadline is older are left alone.';
 COMMENT ON COLUMN policy.paused IS 'Set by expiry.pause(), cleared by expiry.resume().';
 
@@ -96,12 +100,12 @@ COMMENT ON COLUMN event.id IS 'Ascending, with gaps; also the idempotency key of
 COMMENT ON COLUMN event.policy IS 'Name of the policy.';
 COMMENT ON COLUMN event.owner IS 'The role for which the row was cancelled.';
 COMMENT ON COLUMN event.key IS 'Key columns by name; 64-bit integers and numerics as JSON strings.';
-COMMENT ON COLUMN event.kind IS 'cancelled or quarantined.';
+COMMENT ON COLUMN event.kind IS 'cancelled; quarantined; reminder (the deadline is near); restored (by expiry.restored()).';
 COMMENT ON COLUMN event.deadline IS 'The instant after which the row was due, timeout included; NULL: no finite one.';
 COMMENT ON COLUMN event.stated_deadline IS 'The deadline column itself, where the policy adds a timeout.';
-COMMENT ON COLUMN event.occurred_at IS 'When the row was cancelled.';
-COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline.';
-COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned.';
+COMMENT ON COLUMN event.occurred_at IS 'When it happened.';
+COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline; negative while the deadline is to come.';
+COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned, or expiry.restored() was given; of a reminder its interval.';
 
 CREATE TABLE failure (
     policy          text NOT NULL,
@@ -116,9 +120,9 @@ CREATE TABLE failure (
 );
 -- A key may be longer than an index entry may be.
 CREATE UNIQUE INDEX failure_policy_key ON failure (policy, md5(key::text));
-CREATE INDEX failure_quarantined ON failure (policy) WHERE next_attempt_at IS NULL;
 -- Or a publication of all tables would have its updates refused.
 ALTER TABLE failure REPLICA IDENTITY FULL;
+CREATE INDEX failure_quarantined ON failure (policy) WHERE next_attempt_at IS NULL;
 
 COMMENT ON TABLE failure IS 'Rows whose cancel function failed and that wait for the next attempt, or are quarantined.';
 COMMENT ON COLUMN failure.policy IS 'Name of the policy.';
@@ -166,6 +170,35 @@ COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucke
 COMMENT ON COLUMN progress.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';
 COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN progress.last_run IS 'When a worker last looked.';
+
+-- How far the reminders of each interval have come: deadlines up to there have had theirs, or have come so late
+-- that they get none. Not dumped.
+CREATE TABLE reminder (
+    policy        text NOT NULL,
+    remind_before interval NOT NULL,
+    reminded_to   timestamptz NOT NULL,
+    PRIMARY KEY (policy, remind_before)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE reminder IS 'How far the reminders of each policy and interval have come.';
+COMMENT ON COLUMN reminder.policy IS 'Name of the policy.';
+COMMENT ON COLUMN reminder.remind_before IS 'The interval, one of the policy''s remind_before.';
+COMMENT ON COLUMN reminder.reminded_to IS 'Deadlines up to this one have been looked at; those that turn up below are reminded only with remind_late.';
+
+-- Which reminders were given, until the deadline has passed.
+CREATE TABLE reminded (
+    policy        text NOT NULL,
+    remind_before interval NOT NULL,
+    deadline      timestamptz NOT NULL,
+    key           jsonb NOT NULL
+);
+CREATE UNIQUE INDEX reminded_once ON reminded (policy, remind_before, deadline, md5(key::text));
+
+COMMENT ON TABLE reminded IS 'Reminders that were given, so that none is given twice; forgotten when the deadline has passed.';
+COMMENT ON COLUMN reminded.policy IS 'Name of the policy.';
+COMMENT ON COLUMN reminded.remind_before IS 'The interval.';
+COMMENT ON COLUMN reminded.deadline IS 'The deadline that was reminded of.';
+COMMENT ON COLUMN reminded.key IS 'Key columns by name, as in expiry.event.';
 
 CREATE TABLE consumer (
     name       text PRIMARY KEY CHECK (length(name) > 0 AND octet_length(name) <= 63),

@@ -24,6 +24,10 @@ pub enum Error {
         name: String,
         owner: String,
     },
+    NoSuchRow {
+        policy: String,
+        key: String,
+    },
     InTransactionBlock {
         procedure: &'static str,
     },
@@ -111,6 +115,12 @@ impl Error {
                     |reason| format!("A value is not of its column's type: {reason}."),
                 )),
                 Some("Give it as in expiry.event, or of a key of one column the value alone.".into()),
+            ),
+            Self::NoSuchRow { policy, key } => (
+                Code::ERRCODE_NO_DATA_FOUND,
+                format!("policy \"{policy}\" has no row with key {key}"),
+                None,
+                Some("A key is a JSON object of the key columns by name, as in expiry.event.".into()),
             ),
             Self::InTransactionBlock { procedure } => (
                 Code::ERRCODE_ACTIVE_SQL_TRANSACTION,

@@ -3,7 +3,7 @@
 use pgrx::pg_sys;
 
 /// Microseconds since 2000-01-01 00:00 UTC, as in `timestamptz`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(pub i64);
 
 impl Timestamp {

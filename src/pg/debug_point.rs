@@ -12,6 +12,8 @@ pub enum DebugPoint {
     Called = 2,
     /// Events and notifications are written; next is the commit.
     Recorded = 3,
+    /// Reminders are written; next is the commit.
+    Reminded = 4,
 }
 
 #[cfg(not(feature = "debug_points"))]

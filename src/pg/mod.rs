@@ -16,6 +16,7 @@ pub mod clock;
 pub mod database;
 pub mod debug_point;
 pub mod guc;
+pub mod guest;
 pub mod hooks;
 pub mod inval;
 pub mod json;

@@ -146,11 +146,14 @@ pub fn keep_only(policy: &str, index: Option<Oid>) {
     }
 }
 
-/// What was kept for the sake of the index.
+/// What was kept for the sake of the index. Locked first: somebody may be making a policy of this name, whose
+/// binding it is then, and only the next statement sees that.
 pub fn forget(policy: &str) {
-    catalog::write(
-        "DELETE FROM expiry.binding b WHERE policy = $1
-         AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)",
-        &[(pg_sys::TEXTOID, text(policy))],
-    );
+    const LOCK: &str = "SELECT FROM expiry.binding WHERE policy = $1 FOR UPDATE";
+    const FORGET: &str = "\
+        DELETE FROM expiry.binding b WHERE policy = $1
+        AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
+    let name = [(pg_sys::TEXTOID, text(policy))];
+    catalog::read(LOCK, &name, |_, _| ());
+    catalog::write(FORGET, &name);
 }

@@ -9,7 +9,7 @@ use crate::pg::clock::Timestamp;
 use crate::rules::deadline::{EpochUnit, Timeout};
 use crate::settings;
 
-use super::Notify;
+use super::{Notify, reminder};
 
 #[derive(Clone, Debug, Default)]
 pub struct Definition {
@@ -25,10 +25,17 @@ pub struct Definition {
     pub max_attempts: Option<i32>,
     pub retry_delay: Option<Interval>,
     pub max_rate: Option<i32>,
+    pub remind_before: Option<Vec<Option<Interval>>>,
+    pub remind_late: Option<bool>,
     pub starts_at: Option<Timestamp>,
 }
 
 impl Definition {
+    /// Whether it names code, or columns that have code.
+    pub fn says_what_runs(&self) -> bool {
+        self.deadline.is_some() || self.predicate.is_some() || self.cancel_function.is_some()
+    }
+
     /// What `given` says, and where it is silent, what `self` said.
     pub fn altered_by(self, given: Self) -> Self {
         Self {
@@ -44,6 +51,8 @@ impl Definition {
             max_attempts: given.max_attempts.or(self.max_attempts),
             retry_delay: given.retry_delay.or(self.retry_delay),
             max_rate: given.max_rate.or(self.max_rate),
+            remind_before: given.remind_before.or(self.remind_before),
+            remind_late: given.remind_late.or(self.remind_late),
             starts_at: given.starts_at.or(self.starts_at),
         }
     }
@@ -79,6 +88,8 @@ impl Definition {
                 0 => None,
                 rate => Some(rate),
             },
+            remind_before_us: reminder::before_us(self.remind_before.clone())?,
+            remind_late: self.remind_late.unwrap_or_else(settings::remind_late),
             starts_at: self.starts_at.filter(|&at| at != Timestamp::NEGATIVE_INFINITY),
         })
     }
@@ -95,6 +106,8 @@ pub struct Values {
     pub max_attempts: u32,
     pub retry_delay_ms: i64,
     pub max_rate: Option<u32>,
+    pub remind_before_us: Vec<i64>,
+    pub remind_late: bool,
     pub starts_at: Option<Timestamp>,
 }
 
@@ -131,7 +144,7 @@ fn retry_delay(given: Option<Interval>) -> Result<i64, PolicyError> {
     }
 }
 
-fn spelled(interval: Interval) -> String {
+pub(super) fn spelled(interval: Interval) -> String {
     let parts = [(interval.months(), "months"), (interval.days(), "days")];
     let mut text: String =
         parts.iter().filter(|(n, _)| *n != 0).map(|(n, unit)| format!("{n} {unit} ")).collect();

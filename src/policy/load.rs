@@ -127,7 +127,7 @@ pub fn check_may_act_for(name: &str) {
 /// The policy, if the current user may act for the owner of its relation.
 pub(super) fn authorized(name: &str) -> Result<(Stored, Relation), Error> {
     let (stored, relation) = found(name)?;
-    if !role::may_act_for(relation.owner) {
+    if !role::may_act_for_owner_of(relation.oid) {
         return Err(Error::NotPolicyOwner { name: name.into(), owner: relation.owner_name });
     }
     Ok((stored, relation))
@@ -144,7 +144,7 @@ fn found(name: &str) -> Result<(Stored, Relation), Error> {
 pub fn names_that_one_may_act_for() -> Vec<String> {
     stored::all_of(None)
         .into_iter()
-        .filter(|stored| Relation::find(stored.relation).is_some_and(|r| role::may_act_for(r.owner)))
+        .filter(|stored| role::may_act_for_owner_of(stored.relation))
         .map(|stored| stored.name)
         .collect()
 }

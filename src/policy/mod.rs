@@ -11,6 +11,7 @@ mod key;
 mod load;
 mod predicate;
 mod relation;
+mod reminder;
 mod resolve;
 mod stored;
 
@@ -48,6 +49,10 @@ pub struct Policy {
     pub retry_delay_ms: i64,
     /// Rows a second; `None`: no limit.
     pub max_rate: Option<u32>,
+    /// How long before the deadline reminders are given, the longest first.
+    pub remind_before_us: Vec<i64>,
+    /// Whether rows are reminded that begin within the interval already.
+    pub remind_late: bool,
     pub starts_at: Option<Timestamp>,
     /// The deadline index, once it is valid.
     pub index: Option<Oid>,

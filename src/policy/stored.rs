@@ -39,7 +39,7 @@ SELECT p.name, p.relation::oid, p.owner::text, p.paused,
        p.deadline, p.predicate, p.cancel_function, p.timeout, p.time_zone, p.epoch, p.channel, p.notify,
        p.batch_size, p.max_attempts, p.retry_delay, p.max_rate, p.starts_at,
        b.policy IS NOT NULL, b.system_identifier = $1, b.deadline_column, b.predicate_tree,
-       b.function, b.function_owner, b.predicate_columns
+       b.function, b.function_owner, b.predicate_columns, p.remind_before, p.remind_late
 FROM expiry.policy p
 JOIN pg_class c ON c.oid = p.relation
 LEFT JOIN expiry.binding b
@@ -75,6 +75,8 @@ fn stored(row: &Rows<'_>, n: usize) -> Stored {
             max_attempts: row.get(n, 13),
             retry_delay: row.get(n, 14),
             max_rate: row.get(n, 15),
+            remind_before: row.get(n, 24),
+            remind_late: row.get(n, 25),
             starts_at: row.get(n, 16).map(Timestamp),
         },
         binding: row.expect::<bool>(n, 17).then(|| Binding {
@@ -170,6 +172,8 @@ pub fn remove(name: &str) {
         "DELETE FROM expiry.policy WHERE name = $1",
         "DELETE FROM expiry.failure WHERE policy = $1",
         "DELETE FROM expiry.progress WHERE policy = $1",
+        "DELETE FROM expiry.reminder WHERE policy = $1",
+        "DELETE FROM expiry.reminded WHERE policy = $1",
     ] {
         catalog::write(statement, &[(pg_sys::TEXTOID, text(name))]);
     }
@@ -195,6 +199,8 @@ fn values(definition: &Definition) -> Vec<(Oid, Argument)> {
         interval(d.retry_delay),
         number(d.max_rate),
         (pg_sys::TIMESTAMPTZOID, d.starts_at.map(Timestamp::datum)),
+        (pg_sys::INTERVALARRAYOID, d.remind_before.into_datum()),
+        (pg_sys::BOOLOID, d.remind_late.into_datum()),
     ]
 }
 
@@ -209,8 +215,9 @@ pub fn insert(policy: &Stored) -> bool {
     arguments.extend(values(&policy.definition));
     let is_new = catalog::write(
         "INSERT INTO expiry.policy (name, relation, owner, paused, deadline, predicate, cancel_function, timeout,
-                time_zone, epoch, channel, notify, batch_size, max_attempts, retry_delay, max_rate, starts_at)
-         VALUES ($1, $2::regclass, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+                time_zone, epoch, channel, notify, batch_size, max_attempts, retry_delay, max_rate, starts_at,
+                remind_before, remind_late)
+         VALUES ($1, $2::regclass, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
          ON CONFLICT DO NOTHING",
         &arguments,
     ) == 1;
@@ -232,7 +239,8 @@ pub fn update(policy: &Stored) {
     catalog::write(
         "UPDATE expiry.policy SET owner = $2, paused = $3, deadline = $4, predicate = $5, cancel_function = $6,
                 timeout = $7, time_zone = $8, epoch = $9, channel = $10, notify = $11, batch_size = $12,
-                max_attempts = $13, retry_delay = $14, max_rate = $15, starts_at = $16
+                max_attempts = $13, retry_delay = $14, max_rate = $15, starts_at = $16,
+                remind_before = $17, remind_late = $18
          WHERE name = $1",
         &arguments,
     );

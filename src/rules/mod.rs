@@ -12,6 +12,7 @@ pub mod names;
 pub mod patience;
 pub mod payload;
 pub mod queue;
+pub mod reminder;
 pub mod spell;
 pub mod sweep;
 pub mod throttle;

@@ -15,13 +15,13 @@ use super::event::{self, Outcome};
 use super::settle;
 use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
 use super::waiting::{self, Key, Passing, Waiting};
-use crate::pg::call::forget_what_survives_rollback;
+use crate::pg::call::{forget_session_state, forget_what_survives_rollback};
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::pg::debug_point::{self, DebugPoint};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Rows, Spi};
-use crate::pg::{array, json, xact};
+use crate::pg::{array, guest, json, role, xact};
 use crate::policy::Policy;
 use crate::settings;
 
@@ -205,7 +205,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             "the cancel function left the row due"
         );
     }
-    xact::check_deferred_constraints();
+    fire_what_was_deferred(order.in_worker);
     debug_point::reach(DebugPoint::Called);
 
     let outcomes: Vec<Outcome> = (0..claimed.count)
@@ -244,6 +244,18 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         claim_time,
         subtransactions: xact::subtransactions(),
     }
+}
+
+/// Runs now what the calls have left to the commit. Whoever writes events holds up all others who do until his
+/// commit, so nothing of an owner's may run in between: what triggers leave behind in their turn is refused.
+fn fire_what_was_deferred(in_worker: bool) {
+    xact::check_deferred_constraints();
+    if in_worker {
+        forget_session_state();
+    } else {
+        guest::refuse_held_cursors();
+    }
+    role::restricted_now(xact::check_deferred_constraints);
 }
 
 fn instant(rows: &Rows<'_>, row: usize, column: usize) -> i64 {

@@ -22,7 +22,8 @@ use crate::settings;
 const RELOAD_US: i64 = 60_000_000;
 
 /// Statistics of these change without end, and nothing of it matters to a policy.
-const OWN_TABLES: [&str; 6] = ["policy", "binding", "event", "failure", "progress", "consumer"];
+const OWN_TABLES: [&str; 8] =
+    ["policy", "binding", "event", "failure", "progress", "reminder", "reminded", "consumer"];
 
 pub struct Cycle {
     owner: Oid,
@@ -99,12 +100,13 @@ impl Cycle {
         let next_look = self
             .duties
             .iter()
-            .flat_map(|duty| [Some(duty.next_look()), duty.progress.next_write()])
+            .flat_map(|duty| [Some(duty.next_look()), duty.next_reminder(), duty.progress.next_write()])
             .chain([Some(self.prune.next_at(now))])
             .flatten()
             .fold(now.plus_micros(lookahead_us), Timestamp::min);
         let next_look = if self.is_reload_due { now } else { next_look };
-        let next_due = self.duties.iter().filter_map(Duty::next_deadline).min();
+        let next_due =
+            self.duties.iter().flat_map(|duty| [duty.next_deadline(), duty.next_reminder()]).flatten().min();
         Ok(Look { next_look, next_due, policies: self.live })
     }
 
@@ -125,6 +127,7 @@ impl Cycle {
                     self.is_reload_due = true;
                 }
             }
+            goes_on |= duty.remind()?;
             let now = clock::now();
             duty.watch(now);
             duty.progress.write_if_due(&duty.policy.name, now)?;

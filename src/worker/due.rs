@@ -156,5 +156,5 @@ pub fn as_owner<R>(policy: &Policy, f: impl FnOnce() -> R) -> R {
         ("TimeZone", policy.deadline.zone()),
         ("row_security", "off"),
     ];
-    with_settings(&settings, || role::as_user(policy.owner, f))
+    with_settings(&settings, || role::looking_as(policy.owner, f))
 }

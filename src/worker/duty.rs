@@ -15,6 +15,7 @@ use super::batch::{self, Done, Order};
 use super::failure;
 use super::progress::Progress;
 use super::push::Push;
+use super::remind::Reminders;
 use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
 use crate::pg::asides::{self, Aside};
@@ -73,6 +74,7 @@ pub struct Duty {
     checked: usize,
     pub(super) push: Push,
     pub(super) alarm: Alarm,
+    pub(super) reminders: Reminders,
     /// What is known of `expiry.failure` may be out of date.
     reads_failures: bool,
     pub(super) in_worker: bool,
@@ -123,6 +125,7 @@ impl Duty {
             checked: 0,
             push: Push::default(),
             alarm: Alarm::default(),
+            reminders: Reminders::default(),
             reads_failures: true,
             in_worker,
             complaints: Throttle::default(),
@@ -148,6 +151,7 @@ impl Duty {
     pub fn want_look(&mut self) {
         self.looked_at = Timestamp(0);
         self.last_sweep = Timestamp(0);
+        self.reminders.want_look();
     }
 
     /// Something has changed that may have been what was wrong: does not wait as long as it would.

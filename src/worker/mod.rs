@@ -14,6 +14,8 @@ pub mod probe;
 pub mod progress;
 pub mod prune;
 pub mod push;
+pub mod remind;
+pub mod restored;
 pub mod run;
 mod scout;
 pub mod settle;

@@ -10,7 +10,8 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::in_own_transaction;
 use crate::pg::caught::PgError;
-use crate::pg::{log, notify, spi};
+use crate::pg::spi::Spi;
+use crate::pg::{log, notify, role, spi};
 use crate::policy::{Notify, Policy};
 use crate::rules::payload;
 use crate::rules::queue::Queue;
@@ -73,10 +74,18 @@ impl Push {
 }
 
 fn read(policy: &str) -> Result<Queue, PgError> {
-    in_own_transaction(|spi| {
-        let withheld = spi.run_once(READ, &[(pg_sys::TEXTOID, spi::text(policy))]);
-        if withheld.is_empty() { Queue::Open } else { Queue::Withheld }
-    })
+    in_own_transaction(|spi| queue_of(spi, policy))
+}
+
+fn queue_of(spi: &Spi, policy: &str) -> Queue {
+    let withheld = spi.run_once(READ, &[(pg_sys::TEXTOID, spi::text(policy))]);
+    if withheld.is_empty() { Queue::Open } else { Queue::Withheld }
+}
+
+/// Whether a client's own transaction may notify. It leaves it to the workers to tell listeners to catch up.
+pub fn is_open_for_client(spi: &Spi, policy: &Policy) -> bool {
+    let before = role::as_superuser_at_home(|| queue_of(spi, &policy.name));
+    before == Queue::Open && before.at_usage(notify::queue_usage()) == Queue::Open
 }
 
 fn resync(policy: &Policy) -> Result<(), PgError> {

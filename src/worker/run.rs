@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{clock, latch, shmem, xact};
+use crate::pg::{clock, guest, latch, role, shmem, xact};
 use crate::policy::{self, Loaded, Policy};
 
 /// So long after the last success a run gives up what others are in the way of.
@@ -26,7 +26,7 @@ const NOTICE_PAUSE: Duration = Duration::from_secs(5);
 CREATE PROCEDURE run(name text DEFAULT NULL, max_rows bigint DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON PROCEDURE run(text, bigint) IS
-    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply.';
+    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply. Reminders that are due are given too.';
 ")]
 fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {
@@ -68,6 +68,16 @@ fn run_policies(names: &[String], is_all: bool, left: &mut usize) -> Result<(), 
 
 fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError> {
     let Some(policy) = ready(name, is_all)? else { return Ok(()) };
+    let owner = policy.owner;
+    let since = clock::now();
+    let result = cancel_due(name, policy, left);
+    if owner != role::current_user() {
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || guest::forget_traces(owner, since))?;
+    }
+    result
+}
+
+fn cancel_due(name: &str, policy: Policy, left: &mut usize) -> Result<(), PgError> {
     let mut duty = Duty::new(Policy { max_rate: None, ..policy }, false);
     let begun = Instant::now();
     let mut said = begun;
@@ -102,6 +112,17 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             said = Instant::now();
             outcome = tell_progress(&duty.policy, done, begun);
         }
+    }
+    while outcome.is_ok() {
+        xact::check_for_interrupts();
+        match duty.remind() {
+            Ok(true) => (),
+            Ok(false) => break,
+            Err(error) => outcome = Err(error),
+        }
+    }
+    if outcome.is_ok() {
+        outcome = duty.note_reminded();
     }
     // What was done was done, also if there is an error now.
     let written = duty.progress.write(name, clock::now());

@@ -45,18 +45,19 @@ pub struct Statements {
     oldest: Kept,
 }
 
-struct Kept {
+/// A statement whose plan is kept.
+pub struct Kept {
     sql: String,
     types: Vec<Oid>,
     plan: OnceCell<Plan>,
 }
 
 impl Kept {
-    fn new(sql: String, types: Vec<Oid>) -> Self {
+    pub fn new(sql: String, types: Vec<Oid>) -> Self {
         Self { sql, types, plan: OnceCell::new() }
     }
 
-    fn run<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+    pub fn run<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
         spi.run(self.plan.get_or_init(|| spi.prepare(&self.sql, &self.types)), arguments)
     }
 }
@@ -113,23 +114,28 @@ impl Statements {
     }
 
     fn along_the_index<R>(&self, f: impl FnOnce() -> R) -> R {
-        with_settings(
-            &[
-                ("search_path", "pg_catalog, pg_temp"),
-                ("TimeZone", &self.zone),
-                ("row_security", "off"),
-                ("plan_cache_mode", "force_generic_plan"),
-                ("enable_seqscan", "off"),
-                ("enable_bitmapscan", "off"),
-                ("enable_sort", "off"),
-                ("enable_hashjoin", "off"),
-                ("enable_mergejoin", "off"),
-                ("jit", "off"),
-                ("max_parallel_workers_per_gather", "0"),
-            ],
-            f,
-        )
+        along_the_index(&self.zone, f)
     }
+}
+
+/// With the settings that these statements need; `zone` is the deadline rule's.
+pub fn along_the_index<R>(zone: &str, f: impl FnOnce() -> R) -> R {
+    with_settings(
+        &[
+            ("search_path", "pg_catalog, pg_temp"),
+            ("TimeZone", zone),
+            ("row_security", "off"),
+            ("plan_cache_mode", "force_generic_plan"),
+            ("enable_seqscan", "off"),
+            ("enable_bitmapscan", "off"),
+            ("enable_sort", "off"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("jit", "off"),
+            ("max_parallel_workers_per_gather", "0"),
+        ],
+        f,
+    )
 }
 
 /// The row's key as jsonb; 64-bit integers and numerics as strings.
@@ -155,14 +161,18 @@ pub fn from(policy: &Policy) -> String {
     format!("{only}{} AS {ROW}", policy.relation_sql)
 }
 
-fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
-    let key_json = key_json(&policy.key);
-    let stated = if policy.deadline.timeout.is_zero() {
+/// The deadline column itself where it is not the deadline, else NULL.
+pub fn stated(policy: &Policy) -> String {
+    if policy.deadline.timeout.is_zero() {
         "NULL::pg_catalog.timestamptz".to_owned()
     } else {
         policy.deadline.stated()
-    };
-    let mut columns = vec![key_json.clone(), policy.deadline.instant(), stated];
+    }
+}
+
+fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
+    let key_json = key_json(&policy.key);
+    let mut columns = vec![key_json.clone(), policy.deadline.instant(), stated(policy)];
     for column in &policy.key {
         columns.push(format!("{ROW}.{}", pgrx::spi::quote_identifier(&column.name)));
     }
@@ -185,7 +195,8 @@ fn claim_sql(policy: &Policy, excluding: bool, direction: &str) -> String {
     )
 }
 
-fn next_sql(policy: &Policy) -> String {
+/// `$1` an instant. The first deadline after it, if any.
+pub fn next_sql(policy: &Policy) -> String {
     format!(
         "SELECT {} FROM {} WHERE ({}) AND {} ORDER BY {ROW}.{} LIMIT 1",
         policy.deadline.instant(),
@@ -225,12 +236,18 @@ fn settle_sql(policy: &Policy) -> String {
 }
 
 fn recheck_sql(policy: &Policy) -> String {
+    due_among(policy, "unnest($2)", "key", &key_matches(policy, "pg_expiry_asked.key"), "$1")
+}
+
+/// Whether the row's key is `key`, an SQL expression for what [`key_json`] gives; 64-bit integers may be
+/// numbers too.
+pub fn key_matches(policy: &Policy, key: &str) -> String {
     let matches: Vec<String> = policy
         .key
         .iter()
         .map(|column| {
             format!(
-                "{ROW}.{} {} (pg_expiry_asked.key OPERATOR(pg_catalog.->>) {})::{}",
+                "{ROW}.{} {} ({key} OPERATOR(pg_catalog.->>) {})::{}",
                 pgrx::spi::quote_identifier(&column.name),
                 column.equals_sql,
                 literal(&column.name),
@@ -238,7 +255,7 @@ fn recheck_sql(policy: &Policy) -> String {
             )
         })
         .collect();
-    due_among(policy, "unnest($2)", "key", &matches.join(" AND "), "$1")
+    matches.join(" AND ")
 }
 
 /// The positions (from 1) of those among `asked` whose row is due.
