@@ -39,8 +39,9 @@ for version in "${versions[@]}"; do
     fi
   fi
   scripts/setup.sh "$version"
-  # A filter that names no client's test has no need of their runtimes.
+  # A filter that names neither clients' tests nor monitoring's has no need of their programs.
   [[ -n "$filter" && "$filter" != *client* ]] || scripts/clients.sh
+  [[ -n "$filter" && "$filter" != *monitoring* ]] || scripts/monitoring.sh
   scripts/server.sh "$version" test
   echo "pg_expiry: testing on $("$(pg_config_of "$version")" --version)"
   PG_EXPIRY_SERVER="$CARGO_TARGET_DIR/pg/$version/test" \

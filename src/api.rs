@@ -69,6 +69,7 @@ COMMENT ON FUNCTION restored(text, jsonb, jsonb) IS
     'To be called by whoever puts a cancelled row back, in the same transaction and last: records an event of kind restored for the row with this key (64-bit integers as numbers or strings), with data, and notifies it at the commit. Changes nothing of the row. Until the transaction ends, other transactions that record events wait. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, P0002 no row has this key, and those of create_policy() if something that it needs is gone.';
 ")]
 fn restored(name: Option<&str>, key: Option<pgrx::AnyElement>, data: Option<pgrx::AnyElement>) {
+    installed::check();
     let result = name.ok_or(Error::from(PolicyError::NullName)).and_then(policy::peek).and_then(|policy| {
         restored_rows::record(&policy, key.map(|key| key.datum()), data.map(|data| data.datum()))
     });

@@ -28,6 +28,7 @@ mod harness;
 mod leftovers;
 mod memory;
 mod model;
+mod monitoring;
 mod names;
 mod payment_race;
 mod policies;

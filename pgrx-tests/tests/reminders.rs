@@ -55,7 +55,7 @@ pub fn wait_for_reminders_of(shop: &mut Shop, expected: &[(i64, f64, i64)]) {
 pub fn wait_for_later(shop: &mut Shop, before: &str) {
     let sql = format!(
         "INSERT INTO orders (id, pay_by) SELECT greatest(max(id), {LATER}) + 1,
-             clock_timestamp() + interval '{before}' + interval '1500 ms' FROM orders RETURNING id"
+             clock_timestamp() + interval '{before}' + interval '3 s' FROM orders RETURNING id"
     );
     let id: i64 = shop.value(&sql);
     let seen = format!(
@@ -72,15 +72,15 @@ fn one<T: FromSqlOwned>(shop: &mut Shop, expression: &str) -> T {
 /// The record is the same pushed and read, at its instant and not before; then the order is cancelled as ever.
 #[test]
 fn order_is_reminded_and_then_cancelled() {
-    let mut shop = shop(", timeout => '90 s', remind_before => '{1500 ms}'");
+    let mut shop = shop(", timeout => '90 s', remind_before => '{10500 ms}'");
     let mut listener = shop.listen();
-    shop.fill(1..=1, "clock_timestamp() - interval '86 s'");
+    shop.fill(1..=1, "clock_timestamp() - interval '77 s'");
     let heard = listener.next(PATIENCE).json;
     let times =
         |field: &str| format!("to_char({field} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
     let record = format!(
         "jsonb_build_object('v', 1, 'id', id, 'policy', 'orders', 'kind', 'reminder', 'key', '{{\"id\": \"1\"}}'::jsonb,
-             'data', '{{\"remind_before_s\": 1.5}}'::jsonb, 'deadline', {}, 'stated_deadline', {}, 'occurred_at', {},
+             'data', '{{\"remind_before_s\": 10.5}}'::jsonb, 'deadline', {}, 'stated_deadline', {}, 'occurred_at', {},
              'lateness_ms', extract(epoch FROM occurred_at - deadline) * 1000)",
         times("deadline"),
         times("stated_deadline"),
@@ -91,12 +91,12 @@ fn order_is_reminded_and_then_cancelled() {
     assert!((pushed_ms.as_f64().unwrap() - read_ms.as_f64().unwrap()).abs() < 0.001);
     read["lateness_ms"] = pushed_ms.clone();
     assert_eq!(heard, read);
-    let in_time = "deadline - interval '1500 ms' <= occurred_at AND occurred_at < deadline
+    let in_time = "deadline - interval '10500 ms' <= occurred_at AND occurred_at < deadline
                    AND deadline = (SELECT pay_by FROM orders) + interval '90 s'";
     assert!(one::<bool>(&mut shop, in_time));
 
     assert_eq!(listener.next(PATIENCE).json["kind"], "cancelled");
-    assert_eq!(reminders(&mut shop), [(1, 1.5, 1)]);
+    assert_eq!(reminders(&mut shop), [(1, 10.5, 1)]);
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), 2);
     assert!(listener.drain().is_empty());
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 0);
@@ -129,7 +129,7 @@ fn wake_shows_a_reminder_that_is_near() {
     wait_for_reminders(&mut shop);
     shop.client
         .batch_execute(
-            "BEGIN; INSERT INTO orders (id, pay_by) VALUES (1, clock_timestamp() + interval '1 hour 500 ms');
+            "BEGIN; INSERT INTO orders (id, pay_by) VALUES (1, clock_timestamp() + interval '1 hour 5 s');
              SELECT expiry.wake(); COMMIT",
         )
         .unwrap();
@@ -140,11 +140,12 @@ fn wake_shows_a_reminder_that_is_near() {
 #[test]
 fn order_that_is_not_pending_is_not_reminded() {
     let mut shop = shop(", remind_before => '{1 hour}'");
-    shop.fill(1..=4, "clock_timestamp() + interval '1 hour 1 s'");
+    shop.fill(1..=4, "clock_timestamp() + interval '1 hour 3 s'");
     assert!(shop.pay(1));
     shop.client
         .batch_execute("UPDATE orders SET status = 'cancelled' WHERE id = 2; DELETE FROM orders WHERE id = 3")
         .unwrap();
+    wait_for_reminders_of(&mut shop, &[(4, 3600.0, 1)]);
     wait_for_later(&mut shop, "1 hour");
     assert_eq!(reminders(&mut shop), [(4, 3600.0, 1)]);
     // Set back after its reminder, with the same deadline: it has had it.
@@ -159,10 +160,10 @@ fn order_that_is_not_pending_is_not_reminded() {
 #[test]
 fn extended_order_is_reminded_anew() {
     let mut shop = shop(", remind_before => '{1 hour}'");
-    shop.fill(1..=2, "clock_timestamp() + interval '1 hour 1 s'");
+    shop.fill(1..=2, "clock_timestamp() + interval '1 hour 3 s'");
     wait_for_reminders_of(&mut shop, &[(1, 3600.0, 1), (2, 3600.0, 1)]);
     let old: String = shop.value("SELECT pay_by::text FROM orders WHERE id = 1");
-    let extend = "UPDATE orders SET pay_by = clock_timestamp() + interval '1 hour 1500 ms' WHERE id = 1;
+    let extend = "UPDATE orders SET pay_by = clock_timestamp() + interval '1 hour 3 s' WHERE id = 1;
                   UPDATE orders SET pay_by = clock_timestamp() + interval '30 min' WHERE id = 2";
     shop.client.batch_execute(extend).unwrap();
     wait_for_reminders_of(&mut shop, &[(1, 3600.0, 2), (2, 3600.0, 1)]);
@@ -226,7 +227,7 @@ fn many_orders_are_each_reminded_once() {
     for late in [false, true] {
         let mut shop =
             shop(&format!(", remind_before => '{{1 hour}}', remind_late => {late}, batch_size => 7"));
-        let inside = if late { "- interval '10 min'" } else { "+ interval '1 s'" };
+        let inside = if late { "- interval '10 min'" } else { "+ interval '3 s'" };
         // Some at one and the same instant, more than a batch of them.
         shop.fill(1..=100, &format!("now() + interval '1 hour' {inside} + id / 30 * interval '50 ms'"));
         let expected: Vec<_> = (1..=100).map(|id| (id, 3600.0, 1)).collect();
@@ -242,16 +243,16 @@ fn many_orders_are_each_reminded_once() {
 /// Each interval by itself; the longest first.
 #[test]
 fn several_intervals_are_reminded_each() {
-    let mut shop = shop(", remind_before => '{1500 ms, 1 hour, 60 min, 3 s}'");
+    let mut shop = shop(", remind_before => '{5500 ms, 1 hour, 60 min, 10 s}'");
     let mut listener = shop.listen();
-    shop.fill(1..=1, "clock_timestamp() + interval '4 s'");
-    shop.fill(2..=2, "clock_timestamp() + interval '1 hour 1 s'");
-    wait_for_reminders_of(&mut shop, &[(1, 3.0, 1), (1, 1.5, 1), (2, 3600.0, 1)]);
+    shop.fill(1..=1, "clock_timestamp() + interval '13 s'");
+    shop.fill(2..=2, "clock_timestamp() + interval '1 hour 3 s'");
+    wait_for_reminders_of(&mut shop, &[(1, 10.0, 1), (1, 5.5, 1), (2, 3600.0, 1)]);
     let heard: Vec<_> = listener.take(4, PATIENCE).into_iter().map(|heard| heard.json).collect();
     let of_first: Vec<_> = heard.iter().filter(|json| json["key"] == json!({ "id": "1" })).collect();
     let said: Vec<_> = of_first.iter().map(|json| (&json["kind"], &json["data"])).collect();
-    assert_eq!(said[0], (&json!("reminder"), &json!({ "remind_before_s": 3 })));
-    assert_eq!(said[1], (&json!("reminder"), &json!({ "remind_before_s": 1.5 })));
+    assert_eq!(said[0], (&json!("reminder"), &json!({ "remind_before_s": 10 })));
+    assert_eq!(said[1], (&json!("reminder"), &json!({ "remind_before_s": 5.5 })));
     assert_eq!(said[2].0, "cancelled");
 }
 
@@ -287,7 +288,7 @@ fn intervals_come_and_go() {
         wait_for_reminders(shop);
     };
     alter(&mut shop, "{1 hour, 2 hours}");
-    shop.fill(2..=2, "clock_timestamp() + interval '1 hour 1 s'");
+    shop.fill(2..=2, "clock_timestamp() + interval '1 hour 3 s'");
     wait_for_reminders_of(&mut shop, &[(2, 3600.0, 1)]);
     alter(&mut shop, "{2 hours}");
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.reminded"), 0);
@@ -366,7 +367,7 @@ fn rows_of_partitions_are_reminded() {
     let mut shop = Shop { client, db };
     wait_for_reminders(&mut shop);
     let fill = "INSERT INTO orders (id, shop, pay_by)
-                SELECT id, id % 2 + 1, now() + interval '1 hour 1 s' + id * interval '20 ms' FROM generate_series(1, 20) id";
+                SELECT id, id % 2 + 1, now() + interval '1 hour 3 s' + id * interval '20 ms' FROM generate_series(1, 20) id";
     shop.client.batch_execute(fill).unwrap();
     let expected: Vec<_> = (1..=20).map(|id| (id, 3600.0, 1)).collect();
     wait_for_reminders_of(&mut shop, &expected);
@@ -387,10 +388,10 @@ fn rows_with_a_date_are_reminded() {
              INSERT INTO orders SELECT id, 'pending', (now() AT TIME ZONE 'Asia/Tokyo')::date + id / 30 FROM generate_series(1, 89) id",
         )
         .unwrap();
-    // The end of tomorrow comes within the interval in three seconds.
+    // The end of tomorrow comes within the interval in 15 seconds.
     let create = "SELECT expiry.create_policy('orders', deadline => 'valid_thru', time_zone => 'Asia/Tokyo', timeout => '1 day',
         predicate => $$status = 'pending'$$, cancel_function => 'cancel_orders(int[])', batch_size => 4,
-        remind_before => ARRAY[((now() AT TIME ZONE 'Asia/Tokyo')::date + 3)::timestamp AT TIME ZONE 'Asia/Tokyo' - now() - interval '8 s'])";
+        remind_before => ARRAY[((now() AT TIME ZONE 'Asia/Tokyo')::date + 3)::timestamp AT TIME ZONE 'Asia/Tokyo' - now() - interval '15 s'])";
     client.batch_execute(create).unwrap();
     let mut shop = Shop { client, db };
     wait_for_reminders(&mut shop);
@@ -401,18 +402,49 @@ fn rows_with_a_date_are_reminded() {
     assert_eq!(shop.value::<i64>(deadline), 30);
 }
 
+/// An integer column, and a timeout that turning round does not keep exact.
+#[test]
+fn rows_with_an_epoch_are_reminded() {
+    let db = Db::with_extension();
+    let mut client = db.connect();
+    client
+        .batch_execute(
+            "CREATE TABLE orders (id int PRIMARY KEY, status text NOT NULL DEFAULT 'pending', created_ms bigint);
+             CREATE FUNCTION cancel_orders(ids int[]) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE orders SET status = 'cancelled' WHERE id = ANY (ids) $$;
+             INSERT INTO orders SELECT id, 'pending', extract(epoch FROM now() - interval '5 days' + id * interval '1 s')::numeric * 1000
+             FROM generate_series(1, 3600) id",
+        )
+        .unwrap();
+    // The first of them comes within the interval in 15 seconds.
+    let create = "SELECT expiry.create_policy('orders', deadline => 'created_ms', epoch => 'ms', timeout => '1 month',
+        predicate => $$status = 'pending'$$, cancel_function => 'cancel_orders(int[])',
+        remind_before => ARRAY[(SELECT to_timestamp(created_ms / 1000.0) + interval '1 month' - now() - interval '15 s'
+                                FROM orders WHERE id = 1)])";
+    client.batch_execute(create).unwrap();
+    let mut shop = Shop { client, db };
+    wait_for_reminders(&mut shop);
+    let third = "SELECT count(*) FROM expiry.event WHERE key ->> 'id' = '3'";
+    wait_until("the third reminder", PATIENCE, || shop.value::<i64>(third) == 1);
+    let wrong = "SELECT count(*) FROM expiry.event e FULL JOIN orders o ON o.id = (key ->> 'id')::int
+                 WHERE o.id <= 3 AND (e.id IS NULL OR deadline <> to_timestamp(created_ms / 1000.0) + interval '1 month'
+                     OR occurred_at < deadline - (SELECT remind_before[1] FROM expiry.policy) OR stated_deadline IS NULL)
+                    OR o.id > 120 AND e.id IS NOT NULL";
+    assert_eq!(shop.value::<i64>(wrong), 0);
+}
+
 #[test]
 fn notifications_are_packed_or_off() {
     let mut packed = shop(", remind_before => '{1 hour}', notify => 'batch'");
     let mut listener = packed.listen();
-    packed.fill(1..=40, "now() + interval '1 hour 1 s'");
+    packed.fill(1..=40, "now() + interval '1 hour 3 s'");
     let heard = listener.next(PATIENCE).json;
     let events = heard["events"].as_array().unwrap();
     assert!(events.len() > 1 && events.iter().all(|event| event["kind"] == "reminder"), "{heard}");
 
     let mut silent = shop(", remind_before => '{1 hour}', notify => 'off'");
     let mut listener = silent.listen();
-    silent.fill(1..=1, "now() + interval '1 hour 1 s'");
+    silent.fill(1..=1, "now() + interval '1 hour 3 s'");
     wait_for_reminders_of(&mut silent, &[(1, 3600.0, 1)]);
     assert!(listener.drain().is_empty());
 }
@@ -420,10 +452,16 @@ fn notifications_are_packed_or_off() {
 /// What `starts_at` leaves alone is not reminded of what will not happen.
 #[test]
 fn rows_before_the_start_are_not_reminded() {
-    let mut shop = shop(", remind_before => '{1 hour}', starts_at => now() + interval '1 hour 2 s'");
-    shop.fill(1..=1, "clock_timestamp() + interval '1 hour 500 ms'");
-    shop.fill(2..=2, "clock_timestamp() + interval '1 hour 3 s'");
+    let mut shop = shop(", remind_before => '{1 hour}'");
+    shop.client
+        .batch_execute(
+            "BEGIN; INSERT INTO orders (id, pay_by) SELECT n, now() + interval '1 hour 3 s' + n * interval '1 s' FROM generate_series(1, 2) n;
+             SELECT expiry.alter_policy('orders', starts_at => (SELECT pay_by FROM orders WHERE id = 2)); COMMIT",
+        )
+        .unwrap();
     wait_for_reminders_of(&mut shop, &[(2, 3600.0, 1)]);
+    wait_for_later(&mut shop, "1 hour");
+    assert_eq!(reminders(&mut shop), [(2, 3600.0, 1)]);
 }
 
 /// The owner's rights and rows; his events are seen by whoever may act for him, and what we note by nobody.
@@ -431,7 +469,7 @@ fn rows_before_the_start_are_not_reminded() {
 fn reminders_are_the_owners() {
     let mut tenants = Tenants::new(2, ", remind_before => '{1 hour}'");
     wait_for_value(&mut tenants.superuser, "SELECT count(*) FROM expiry.reminder", 2_i64);
-    tenants.fill(0, 1..=3, "clock_timestamp() + interval '1 hour 1 s'");
+    tenants.fill(0, 1..=3, "clock_timestamp() + interval '1 hour 3 s'");
     let count = "SELECT count(*) FROM expiry.event WHERE kind = 'reminder'";
     wait_for_value(&mut tenants.superuser, count, 3_i64);
     let mut owner = tenants.connect(0);
@@ -448,7 +486,7 @@ fn reminders_are_the_owners() {
 #[test]
 fn reminder_waits_for_no_row() {
     let mut shop = shop(", remind_before => '{1 hour}'");
-    shop.fill(1..=2, "clock_timestamp() + interval '1 hour 1500 ms'");
+    shop.fill(1..=2, "clock_timestamp() + interval '1 hour 3 s'");
     let mut paying = shop.db.connect();
     paying.batch_execute("BEGIN; SELECT FROM orders WHERE id = 1 FOR UPDATE").unwrap();
     wait_for_reminders_of(&mut shop, &[(1, 3600.0, 1), (2, 3600.0, 1)]);
@@ -468,7 +506,7 @@ fn rows_that_are_far_away_are_not_read() {
     let read =
         "SELECT (seq_tup_read + idx_tup_fetch)::int8 FROM pg_stat_user_tables WHERE relname = 'orders'";
     let before: i64 = shop.value(read);
-    shop.fill(60_001..=60_020, "clock_timestamp() + interval '1 hour 2 s' + (id - 60000) * interval '50 ms'");
+    shop.fill(60_001..=60_020, "clock_timestamp() + interval '1 hour 3 s' + (id - 60000) * interval '50 ms'");
     let count = "SELECT count(*) FROM expiry.event WHERE kind = 'reminder' AND (key ->> 'id')::int BETWEEN 60001 AND 60020";
     wait_until("20 reminders", PATIENCE, || shop.value::<i64>(count) == 20);
     // Statistics are told when the worker is idle.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pg_expiry_tests::{Cluster, Db, Shop, db_error, wait_for_value, wait_until, worker_pids};
+use pg_expiry_tests::{Cluster, Db, Shop, db_error, eventually, wait_until, worker_pids};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -67,9 +67,9 @@ fn subscriber_expires_what_arrives() {
     // Extended there when it was cancelled here already: the publisher's row comes as it is.
     publisher.client.batch_execute("UPDATE orders SET pay_by = now() + interval '1 h' WHERE id = 1").unwrap();
     catch_up(&mut publisher);
-    wait_for_value(&mut subscriber.client, "SELECT count(*) FROM orders WHERE status = 'paid'", 10_i64);
-    wait_for_value(&mut subscriber.client, "SELECT status FROM orders WHERE id = 1", "pending".to_owned());
-    wait_for_value(&mut subscriber.client, "SELECT count(*) FROM expiry.event", 300_i64);
+    eventually(&mut subscriber.client, "SELECT count(*) FROM orders WHERE status = 'paid'", 10_i64);
+    eventually(&mut subscriber.client, "SELECT status FROM orders WHERE id = 1", "pending".to_owned());
+    eventually(&mut subscriber.client, "SELECT count(*) FROM expiry.event", 300_i64);
 }
 
 /// All tables are published, and with them ours: the subscriber's policies wait until they are resumed,
@@ -98,13 +98,13 @@ fn publisher_and_subscriber_do_not_both_expire() {
     assert_eq!(numbers[0], numbers[1], "the case that this test is about");
     subscribe(&mut subscriber, &publisher.db);
     let state = "SELECT string_agg(state, ' ') FROM expiry.status";
-    wait_for_value(&mut subscriber.client, state, "restored".to_owned());
+    eventually(&mut subscriber.client, state, "restored".to_owned());
 
     // Failing rows are updated and deleted, events come, consumers move on.
     publisher.fill(21..=60, "now() + id * interval '10 ms'");
     publisher.wait_for_cancelled(54);
     let quarantined = "SELECT count(*) FROM expiry.failure WHERE next_attempt_at IS NULL";
-    wait_for_value(&mut publisher.client, quarantined, 6_i64);
+    eventually(&mut publisher.client, quarantined, 6_i64);
     publisher.client.batch_execute("SELECT expiry.fetch_events('mailer', 10)").unwrap();
     catch_up(&mut publisher);
     assert_eq!(orders(&mut subscriber), orders(&mut publisher));
@@ -132,14 +132,19 @@ fn publisher_and_subscriber_do_not_both_expire() {
     subscriber.client.batch_execute("SELECT expiry.resume()").unwrap();
     subscriber.wait_for_cancelled(54 + 20);
     let new = format!("SELECT count(*) FROM expiry.events_after({last})");
-    wait_for_value(&mut subscriber.client, &new, 20_i64);
-    wait_for_value(
-        &mut subscriber.client,
-        "SELECT count(*) FROM expiry.binding WHERE policy = 'dropped'",
-        0_i64,
-    );
+    eventually(&mut subscriber.client, &new, 20_i64);
+    eventually(&mut subscriber.client, "SELECT count(*) FROM expiry.binding WHERE policy = 'dropped'", 0_i64);
     assert!(subscriber.value::<bool>("SELECT to_regclass('innocent') IS NOT NULL"));
     assert_eq!(publisher.value::<i64>("SELECT count(*) FROM orders WHERE status = 'pending'"), 26);
+}
+
+/// A publication of all tables refuses updates and deletes in tables without a replica identity.
+#[test]
+fn every_table_of_ours_can_be_published() {
+    let db = Db::with_extension();
+    let without = "SELECT count(*) FROM pg_class c WHERE relnamespace = 'expiry'::regnamespace AND relkind = 'r'
+        AND relreplident <> 'f' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)";
+    eventually(&mut db.connect(), without, 0_i64);
 }
 
 /// A physical copy that is made a subscriber (pg_createsubscriber, from version 17 on) has another identity
@@ -171,7 +176,7 @@ fn copy_with_another_identity_waits() {
         client.batch_execute("UPDATE expiry.binding SET system_identifier = 1").unwrap();
     }
     let mut shop = Shop { client: db.connect(), db };
-    wait_for_value(&mut shop.client, "SELECT state FROM expiry.status", "restored".to_owned());
+    eventually(&mut shop.client, "SELECT state FROM expiry.status", "restored".to_owned());
     copy.set("pg_expiry.enabled", "on");
     let error = db_error(shop.client.batch_execute("CALL expiry.run('orders')"));
     assert_eq!(error.code().code(), "55000");

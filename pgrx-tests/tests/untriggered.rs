@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use pg_expiry_tests::{Shop, wait_for_value};
+use pg_expiry_tests::{Shop, eventually};
 
 /// R58 (a, b, e).
 #[test]
@@ -47,7 +47,7 @@ fn truncated_and_loaded_again() {
     shop.fill(1..=300, "now() - interval '1 s'");
     shop.client.batch_execute("INSERT INTO orders (id, sku, pay_by) VALUES (301, 2, now())").unwrap();
     shop.wait_for_cancelled(300);
-    wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.failure", 1_i64);
+    eventually(&mut shop.client, "SELECT count(*) FROM expiry.failure", 1_i64);
     for statement in
         ["TRUNCATE orders", "BEGIN; TRUNCATE orders; SELECT pg_sleep(0.2); COMMIT", "DELETE FROM orders"]
     {
@@ -65,16 +65,12 @@ fn truncated_and_loaded_again() {
         shop.wait_for_cancelled(301);
         let events: i64 = shop.value("SELECT count(*) FROM expiry.event");
         assert!(events - before >= 301, "{statement}: {}", events - before);
-        wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.failure", 0_i64);
+        eventually(&mut shop.client, "SELECT count(*) FROM expiry.failure", 0_i64);
         let phantoms = "SELECT count(*) FROM expiry.event WHERE (key->>'id')::bigint > 1000
                         AND occurred_at < deadline";
         assert_eq!(shop.value::<i64>(phantoms), 0);
     }
-    wait_for_value(
-        &mut shop.client,
-        "SELECT state || ' ' || backlog FROM expiry.status",
-        "active 0".to_owned(),
-    );
+    eventually(&mut shop.client, "SELECT state || ' ' || backlog FROM expiry.status", "active 0".to_owned());
 }
 
 /// R58 (c): a partition that was filled before it came, with and without an index of its own; and one
@@ -94,7 +90,7 @@ fn partition_that_comes_filled() {
         )
         .unwrap();
     let held = "SELECT count(*) FROM hold WHERE state = 'held'";
-    wait_for_value(&mut shop.client, held, 0_i64);
+    eventually(&mut shop.client, held, 0_i64);
     for (shop_id, index) in [(2, ""), (3, "CREATE INDEX ON filled (until) WHERE state = 'held';")] {
         shop.client
             .batch_execute(&format!(
@@ -104,16 +100,16 @@ fn partition_that_comes_filled() {
                  ALTER TABLE filled RENAME TO hold_{shop_id}"
             ))
             .unwrap();
-        wait_for_value(&mut shop.client, held, 0_i64);
+        eventually(&mut shop.client, held, 0_i64);
     }
-    wait_for_value(&mut shop.client, "SELECT count(DISTINCT key) FROM expiry.event", 1001_i64);
+    eventually(&mut shop.client, "SELECT count(DISTINCT key) FROM expiry.event", 1001_i64);
     shop.client
         .batch_execute(
             "BEGIN; ALTER TABLE hold DETACH PARTITION hold_2;
              UPDATE hold_2 SET state = 'held'; INSERT INTO hold VALUES (2, 1, 'held', now()); COMMIT",
         )
         .unwrap();
-    wait_for_value(&mut shop.client, held, 0_i64);
+    eventually(&mut shop.client, held, 0_i64);
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM hold_2 WHERE state = 'held'"), 500);
-    wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.event", 1002_i64);
+    eventually(&mut shop.client, "SELECT count(*) FROM expiry.event", 1002_i64);
 }

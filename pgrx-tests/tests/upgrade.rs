@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::restore::original::{Original, assert_went_on, succeed};
 use crate::status::wait_for_state;
-use pg_expiry_tests::{Cluster, Endpoint, Installation, Mode, Shop, scratch_folder, wait_for_value};
+use pg_expiry_tests::{Cluster, Endpoint, Installation, Mode, Shop, eventually, scratch_folder};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -82,8 +82,8 @@ fn cluster_of_an_older_version_goes_on() {
     for state in ["clone", "paused"] {
         let mut client = new.connect(state);
         let expected = if state == "clone" { "restored" } else { state }.to_owned();
-        wait_for_value(&mut client, "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status", expected);
-        wait_for_value(&mut client, "SELECT count(*) FROM orders WHERE status = 'pending'", 48_i64);
+        eventually(&mut client, "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status", expected);
+        eventually(&mut client, "SELECT count(*) FROM orders WHERE status = 'pending'", 48_i64);
     }
     assert!(!new.log().contains("pg_expiry: policy"), "{}", new.log());
 }
@@ -106,7 +106,7 @@ fn upgraded_cluster_finds_everything_by_its_name() {
     other.batch_execute("SELECT expiry.create_policy('stock', 'x', 'true', 'f')").unwrap_err();
     shop.client.batch_execute("CALL expiry.run()").unwrap();
     let is_bound = "SELECT system_identifier <> 1 AND function = 'cancel_order(bigint)'::regprocedure FROM expiry.binding";
-    wait_for_value(&mut shop.client, is_bound, true);
+    eventually(&mut shop.client, is_bound, true);
     shop.due(2, SECOND);
     shop.settle();
     shop.assert_invariant();

@@ -193,6 +193,7 @@ CREATE TABLE reminded (
     key           jsonb NOT NULL
 );
 CREATE UNIQUE INDEX reminded_once ON reminded (policy, remind_before, deadline, md5(key::text));
+ALTER TABLE reminded REPLICA IDENTITY FULL;
 
 COMMENT ON TABLE reminded IS 'Reminders that were given, so that none is given twice; forgotten when the deadline has passed.';
 COMMENT ON COLUMN reminded.policy IS 'Name of the policy.';

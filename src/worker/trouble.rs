@@ -6,6 +6,7 @@ use super::batch::{Failed, Stage};
 use super::duty::{Duty, Step};
 use super::failure;
 use super::waiting::{Key, Reason, Wait};
+use crate::installed;
 use crate::pg::asides::{self, Aside};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
@@ -49,6 +50,10 @@ impl Duty {
         }
         if classify(&error.sqlstate, timed_out) == Fault::Transient {
             return self.collided(stage, &error, now);
+        }
+        if !installed::is_served() {
+            // DROP or ALTER EXTENSION has come in between: not the row's fault. The worker's next look ends it.
+            return if self.in_worker { Step::Rest } else { Step::Broken(error) };
         }
         match stage {
             Stage::Claiming => return Step::Broken(error),

@@ -293,7 +293,6 @@ fn conditions_that_leak() {
     }
     let leaked = "SELECT count(*) > 20 FROM den.leaked";
     assert!(den.superuser.query_one(leaked, &[]).unwrap().get::<_, bool>(0));
-    // The last id may be read, for dumps: ids of one's own events tell as much.
     den.low_is_refused("SELECT * FROM expiry.binding", "42501");
     den.assert_victim_is_well();
 }

@@ -4,7 +4,7 @@
 use std::fs;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Cluster, Shop, scratch_folder, wait_for_value, wait_until};
+use pg_expiry_tests::{Cluster, Shop, eventually, scratch_folder, wait_until};
 
 use super::original::{Original, SECOND, assert_went_on};
 
@@ -17,15 +17,11 @@ fn assert_is_held(client: &mut Client, original: &Original) {
     wait_until("a worker that has looked", 30 * SECOND, || {
         client.query_one(looked, &[]).unwrap().get::<_, i64>(0) == 1
     });
-    wait_for_value(
-        client,
-        "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status",
-        "disabled".to_owned(),
-    );
+    eventually(client, "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status", "disabled".to_owned());
     let new =
         format!("SELECT count(*) FROM expiry.events_after({}) WHERE kind = 'cancelled'", original.last_id);
     assert_eq!(client.query_one(&new, &[]).unwrap().get::<_, i64>(0), 0);
-    wait_for_value(client, "SELECT count(*) FROM orders WHERE status = 'pending'", 48_i64);
+    eventually(client, "SELECT count(*) FROM orders WHERE status = 'pending'", 48_i64);
 }
 
 /// R57.
@@ -41,12 +37,8 @@ fn base_backup_is_held_by_a_setting() {
     // Pausing makes it last; then the setting may go.
     client.batch_execute("SELECT expiry.pause()").unwrap();
     copy.set("pg_expiry.enabled", "on");
-    wait_for_value(
-        &mut client,
-        "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status",
-        "paused".to_owned(),
-    );
-    wait_for_value(&mut client, "SELECT count(*) FROM orders WHERE status = 'pending'", 48_i64);
+    eventually(&mut client, "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status", "paused".to_owned());
+    eventually(&mut client, "SELECT count(*) FROM orders WHERE status = 'pending'", 48_i64);
     client.batch_execute("SELECT expiry.resume()").unwrap();
     assert_went_on(&mut client, &original);
 }

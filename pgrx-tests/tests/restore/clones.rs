@@ -1,7 +1,7 @@
 //! CREATE DATABASE ... TEMPLATE: a clone has all that a dump has, and events and bindings besides.
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Cluster, Db, wait_for_value, wait_until, worker_pids};
+use pg_expiry_tests::{Cluster, Db, eventually, wait_until, worker_pids};
 
 use super::original::{Original, SECOND, assert_goes_on, assert_waits, succeed};
 
@@ -36,7 +36,7 @@ fn clone_waits_to_be_resumed() {
     drop(original.shop.client);
     create_database(&mut admin, "again TEMPLATE wal_log");
     let mut again = cluster.connect("again");
-    wait_for_value(
+    eventually(
         &mut again,
         "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status",
         "restored".to_owned(),
@@ -46,7 +46,7 @@ fn clone_waits_to_be_resumed() {
     admin.batch_execute(&format!("DROP DATABASE {name}")).unwrap();
     admin.batch_execute(&format!("ALTER DATABASE again RENAME TO {name}")).unwrap();
     let mut renamed = cluster.connect(name);
-    wait_for_value(
+    eventually(
         &mut renamed,
         "SELECT string_agg(DISTINCT state, ' ') FROM expiry.status",
         "restored".to_owned(),
@@ -101,5 +101,5 @@ fn extension_in_template1() {
     assert_eq!(worker_pids(&mut cluster.connect("template1")), [0; 0]);
     succeed(cluster.program("createdb").args(["-T", "one", "three"]));
     let three = Db { name: "three".into(), endpoint: cluster.endpoint().clone() };
-    wait_for_value(&mut three.connect(), "SELECT state FROM expiry.status", "restored".to_owned());
+    eventually(&mut three.connect(), "SELECT state FROM expiry.status", "restored".to_owned());
 }

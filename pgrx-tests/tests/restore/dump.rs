@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pg_expiry_tests::{Db, Endpoint, scratch_path, shared_cluster, wait_for_value};
+use pg_expiry_tests::{Db, Endpoint, eventually, scratch_path, shared_cluster};
 
 use super::original::{Original, assert_goes_on, assert_restored, assert_waits, dumped, succeed};
 
@@ -89,16 +89,16 @@ fn ids_of_events_do_not_come_again() {
              INSERT INTO orders (id, pay_by) SELECT id, now() FROM generate_series(1001, 1100) id",
         )
         .unwrap();
-    wait_for_value(&mut client, "SELECT count(*) FROM expiry.event", 100_i64);
+    eventually(&mut client, "SELECT count(*) FROM expiry.event", 100_i64);
     client.batch_execute("SELECT expiry.drop_policy('orders'); TRUNCATE orders, stock").unwrap();
     restore(&copy, &["--data-only", "--disable-triggers"], &dump);
     client.batch_execute("SELECT expiry.resume()").unwrap();
-    wait_for_value(
+    eventually(
         &mut client,
         "SELECT count(*) FROM expiry.event WHERE id > 100 AND kind = 'cancelled'",
         51_i64,
     );
-    wait_for_value(&mut client, "SELECT count(*) FROM expiry.failure", 2_i64);
+    eventually(&mut client, "SELECT count(*) FROM expiry.failure", 2_i64);
 }
 
 /// Over a database that is in use: its policies go, with a worker among them, and come back paused.
@@ -112,7 +112,7 @@ fn clean_over_a_living_copy() {
     for options in [&["--clean"][..], &["--clean", "--if-exists"], &["--clean", "-j", "2"]] {
         let mut client = copy.connect();
         client.batch_execute("SELECT expiry.resume()").unwrap();
-        wait_for_value(&mut client, "SELECT count(*) FROM expiry.event", 51_i64);
+        eventually(&mut client, "SELECT count(*) FROM expiry.event", 51_i64);
         restore(&copy, options, &dump);
     }
     let mut client = copy.connect();
@@ -139,16 +139,12 @@ fn tables_alone() {
     let whole = dumped(cluster, &original.shop.db, &["-Fc"]);
     restore(&copy_of_part, &["-t", "orders"], &whole);
     for db in [&copy, &copy_of_part] {
-        wait_for_value(&mut db.connect(), "SELECT count(*) FROM orders", 51_i64);
-        wait_for_value(
-            &mut db.connect(),
-            "SELECT count(*) FROM pg_extension WHERE extname = 'pg_expiry'",
-            0_i64,
-        );
+        eventually(&mut db.connect(), "SELECT count(*) FROM orders", 51_i64);
+        eventually(&mut db.connect(), "SELECT count(*) FROM pg_extension WHERE extname = 'pg_expiry'", 0_i64);
     }
     // With its index; it serves whoever makes a policy there.
     let indexes = "SELECT count(*) FROM pg_index WHERE indrelid = 'orders'::regclass AND indpred IS NOT NULL";
-    wait_for_value(&mut copy.connect(), indexes, 1_i64);
+    eventually(&mut copy.connect(), indexes, 1_i64);
 }
 
 /// A policy whose table is gone is not dumped as the bare number that is left of it, which would be
@@ -161,8 +157,8 @@ fn policies_without_table_stay_behind() {
     assert_eq!(original.shop.value::<i64>(left), 1, "nobody has forgotten it yet");
     let copy = Db::new();
     restore(&copy, &[], &dumped(shared_cluster(), &original.shop.db, &["-Fc"]));
-    wait_for_value(&mut copy.connect(), "SELECT count(*) FROM expiry.policy", 2_i64);
-    wait_for_value(&mut copy.connect(), left, 0_i64);
+    eventually(&mut copy.connect(), "SELECT count(*) FROM expiry.policy", 2_i64);
+    eventually(&mut copy.connect(), left, 0_i64);
 }
 
 /// Leaving a table out leaves its policy pointing nowhere: the documented way is to leave the policies out.
@@ -181,7 +177,7 @@ fn without_a_table() {
     std::fs::write(&chosen, list).unwrap();
     restore(&copy, &["-L", chosen.to_str().unwrap()], &dump);
     let mut client = copy.connect();
-    wait_for_value(&mut client, "SELECT count(*) FROM expiry.policy", 0_i64);
+    eventually(&mut client, "SELECT count(*) FROM expiry.policy", 0_i64);
     client
         .batch_execute("SELECT expiry.create_policy('orders', 'pay_by', $$status = 'pending'$$, 'cancel_order(bigint)', starts_at => now())")
         .unwrap();
@@ -220,7 +216,7 @@ fn dumped_by_others() {
     succeed(&mut dump(&owner, &["--enable-row-security"]));
     let copy = Db::new();
     restore(&copy, &["--no-owner", "--no-acl"], &path);
-    wait_for_value(&mut copy.connect(), "SELECT count(*) FROM expiry.policy", 0_i64);
+    eventually(&mut copy.connect(), "SELECT count(*) FROM expiry.policy", 0_i64);
 
     // Also for the next run's sake: roles are the server's.
     let (name, superuser) = (&original.shop.db.name, Endpoint::SUPERUSER);

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Cluster, Db, Shop, db_error, scratch_path, wait_for_value, wait_until};
+use pg_expiry_tests::{Cluster, Db, Shop, db_error, eventually, scratch_path, wait_until};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -40,7 +40,8 @@ CREATE TABLE seat_rest PARTITION OF seat DEFAULT";
 const POLICIES: &str = r#"
 SELECT expiry.create_policy('"My Shop"."Order;Items"', $$"Pay 'by'"$$, $$"State" = 'Open'$$,
     '"My Shop"."Cancel ""it"""(bigint, int)', name => 'the "quoted" policy', max_attempts => 1);
-SELECT expiry.create_policy('seat', 'held_until', $$state = 'held'$$, 'release(seat)', batch_size => 7, timeout => '1 minute');
+SELECT expiry.create_policy('seat', 'held_until', $$state = 'held'$$, 'release(seat)', batch_size => 7, timeout => '1 minute',
+    remind_before => ARRAY[interval '1 hour', '1 minute']);
 "#;
 
 /// Due orders 4..=50, seats and items; a failing order 51 with one attempt, a quarantined item.
@@ -90,8 +91,8 @@ impl Original {
                 r#"INSERT INTO "My Shop"."Order;Items" VALUES (13, 1, 'Open', now() - interval '1 s')"#,
             )
             .unwrap();
-        wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.failure", 2_i64);
-        wait_for_value(&mut shop.client, "SELECT count(*) FROM expiry.event WHERE kind = 'cancelled'", 3_i64);
+        eventually(&mut shop.client, "SELECT count(*) FROM expiry.failure", 2_i64);
+        eventually(&mut shop.client, "SELECT count(*) FROM expiry.event WHERE kind = 'cancelled'", 3_i64);
         shop.wait_for_index();
         shop.client.batch_execute("SELECT expiry.stop_workers()").unwrap();
         shop.client.batch_execute(BACKLOG).unwrap();
@@ -135,19 +136,22 @@ SELECT (SELECT count(*) FROM orders WHERE status = 'pending' AND pay_by <= now()
 pub fn assert_waits(client: &mut Client, original: &Original, events: i64) {
     let names = r#"SELECT string_agg(name || ' ' || relation::text || ' ' || state, ', ' ORDER BY name COLLATE "C")
                    FROM expiry.policy JOIN expiry.status USING (name)"#;
-    wait_for_value(
+    eventually(
         client,
         names,
         r#"orders orders restored, seat seat restored, the "quoted" policy "My Shop"."Order;Items" restored"#
             .to_owned(),
     );
-    let parameters = "SELECT array_agg(concat_ws('|', channel, batch_size, timeout, max_attempts, retry_delay, starts_at AT TIME ZONE 'UTC')
+    let parameters = "SELECT array_agg(concat_ws('|', channel, batch_size, timeout, max_attempts, retry_delay, starts_at AT TIME ZONE 'UTC', remind_before)
                       ORDER BY name) FROM expiry.policy";
     let parameters: Vec<String> = client.query_one(parameters, &[]).unwrap().get(0);
-    assert_eq!(parameters, ["Order Expired|01:00:00|2020-01-01 00:00:00", "7|00:01:00", "1"]);
+    assert_eq!(
+        parameters,
+        ["Order Expired|01:00:00|2020-01-01 00:00:00", "7|00:01:00|{01:00:00,00:01:00}", "1"]
+    );
     let failures = "SELECT string_agg(policy || ' ' || key::text || ' ' || attempts || ' ' || message || ' '
                         || (next_attempt_at IS NULL), ', ' ORDER BY policy) FROM expiry.failure";
-    wait_for_value(
+    eventually(
         client,
         failures,
         r#"orders {"id": "51"} 1 not this one false, the "quoted" policy {"No.": 1, "Order Id": "13"} 1 unlucky true"#
@@ -167,11 +171,7 @@ pub fn assert_waits(client: &mut Client, original: &Original, events: i64) {
     wait_until("the new policy's event", 30 * SECOND, || {
         client.query_one(coupons, &[]).unwrap().get::<_, i64>(0) == 1
     });
-    wait_for_value(
-        client,
-        "SELECT bool_and(state = 'restored') FROM expiry.status WHERE name <> 'coupon'",
-        true,
-    );
+    eventually(client, "SELECT bool_and(state = 'restored') FROM expiry.status WHERE name <> 'coupon'", true);
     let error = db_error(client.batch_execute("CALL expiry.run('orders')"));
     assert_eq!(error.code().code(), "55000");
     client.batch_execute("CALL expiry.run()").unwrap();
@@ -206,7 +206,7 @@ fn assert_cancels(client: &mut Client, original: &Original, new: i64) {
             "INSERT INTO orders (id, pay_by) VALUES (60, now() + interval '0.1 s'); SELECT expiry.wake()",
         )
         .unwrap();
-    wait_for_value(client, "SELECT status FROM orders WHERE id = 60", "cancelled".to_owned());
+    eventually(client, "SELECT status FROM orders WHERE id = 60", "cancelled".to_owned());
     let last_id = original.last_id;
     let events = format!("SELECT count(*) FROM expiry.events_after({last_id}) WHERE kind = 'cancelled'");
     assert_eq!(client.query_one(&events, &[]).unwrap().get::<_, i64>(0), new);
@@ -249,5 +249,5 @@ pub fn assert_went_on(client: &mut Client, original: &Original) {
              INSERT INTO orders (id, due_at) VALUES (61, now() - interval '1 s')",
         )
         .unwrap();
-    wait_for_value(client, "SELECT status FROM orders WHERE id = 61", "cancelled".to_owned());
+    eventually(client, "SELECT status FROM orders WHERE id = 61", "cancelled".to_owned());
 }

@@ -183,12 +183,11 @@ impl Course {
         let rows = self.found.len().min(policy.batch_size);
         let is_last = rows == self.found.len();
         let now = clock::now();
-        let begun_inside = self.lead.coming(now.0).0.max(least(policy));
-        let after = if policy.remind_late { now.0.max(least(policy)) } else { begun_inside };
+        let (after, _) = if policy.remind_late { self.lead.inside(now.0) } else { self.lead.coming(now.0) };
         let batch = Batch {
             lead: self.lead,
             keys: &self.found.make_contiguous()[..rows],
-            after: Timestamp(after),
+            after: Timestamp(after.max(least(policy))),
             until: self.found_to,
             advances: is_last && !self.found_inside,
             pushes,
