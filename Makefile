@@ -37,5 +37,5 @@ install:
 
 # A server tree is a link to a folder elsewhere when root's servers cannot be run from here.
 clean:
-	@for tree in '$(CARGO_TARGET_DIR)'/pg/*/*; do [ ! -L "$$tree" ] || rm -rf "$$(readlink "$$tree")"; done
+	@for tree in '$(CARGO_TARGET_DIR)'/pg/*/* '$(CARGO_TARGET_DIR)'/servers; do [ ! -L "$$tree" ] || rm -rf "$$(readlink "$$tree")"; done
 	cargo clean

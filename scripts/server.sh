@@ -9,14 +9,8 @@ version=$1 kind=$2
 build_for "$version"
 config=$(pg_config_of "$version")
 name="$CARGO_TARGET_DIR/pg/$version/$kind"
-
-# Root's servers run as another user, who may be unable to enter the folder of the checkout.
-tree=$name
-mkdir -p "$(dirname "$name")"
-if ((EUID == 0)) && ! setpriv --reuid=pgexpiry --regid=pgexpiry --clear-groups test -x "$(dirname "$name")"; then
-  tree="/var/tmp/pg_expiry-$(cksum <<<"$name" | cut -d ' ' -f 1)"
-  ln -sfn "$tree" "$name"
-fi
+lend "$name"
+tree=$(readlink -f "$name")
 
 case $kind in
 test) flags=(--debug --features debug_points) ;;
@@ -24,6 +18,11 @@ release) flags=() ;;
 *) fail "unknown kind of server: $kind" ;;
 esac
 cargo pgrx package --package pg_expiry --pg-config "$config" --out-dir "$tree" "${flags[@]}"
+
+# The tests update every version that was ever released.
+if [[ $kind == test ]]; then
+  find sql/versions -name 'pg_expiry--*.sql' -exec cp {} "$tree$("$config" --sharedir)/extension/" ';'
+fi
 
 # mirror FROM TO: links for all that TO does not have, entering the folders that it has.
 # A pg_expiry that is installed in the system's server stays out of it.

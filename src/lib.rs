@@ -6,12 +6,14 @@ mod board;
 mod control;
 mod error;
 mod events;
+mod installed;
 mod launcher;
 mod pg;
 mod policies;
 mod policy;
 mod rules;
 mod settings;
+mod why;
 mod worker;
 
 ::pgrx::pg_module_magic!(name = c"pg_expiry", version = c"0.1.0");

@@ -6,6 +6,7 @@ use pgrx::name;
 use pgrx::pg_sys::Oid;
 
 use crate::error::{Error, PolicyError};
+use crate::installed;
 use crate::pg::clock::Timestamp;
 use crate::pg::json::Jsonb;
 use crate::pg::{log, shmem};
@@ -93,6 +94,7 @@ fn create_policy(
     starts_at: Option<TimestampWithTimeZone>,
     paused: Option<bool>,
 ) -> String {
+    installed::check();
     or_raise(given_timeout(timeout).and_then(|timeout| {
         let definition = Definition {
             deadline,
@@ -165,6 +167,7 @@ fn alter_policy(
     starts_at: Option<TimestampWithTimeZone>,
     paused: Option<bool>,
 ) {
+    installed::check();
     or_raise(given_timeout(timeout).and_then(|timeout| {
         let given = Definition {
             deadline,
@@ -199,6 +202,7 @@ COMMENT ON FUNCTION drop_policy(text) IS
     'Removes a policy, its failures and counters; its events stay. A deadline index that pg_expiry has built goes too, one that you have built stays. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn drop_policy(name: Option<&str>) {
+    installed::check();
     or_raise(required(name).and_then(change::drop));
 }
 
@@ -209,6 +213,7 @@ COMMENT ON FUNCTION pause(text) IS
     'Pauses a policy, or with NULL all that you may act for: nothing is cancelled until expiry.resume(). Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn pause(name: Option<&str>) {
+    installed::check();
     or_raise(change::pause(name));
 }
 
@@ -219,6 +224,7 @@ COMMENT ON FUNCTION resume(text) IS
     'Lets a policy go on that was paused or that came out of a dump or with a cloned database, or with NULL all that you may act for. Errors: 42704 unknown policy, 42501 not its owner, and those of create_policy() if something that it needs is gone.';
 ")]
 fn resume(name: Option<&str>) {
+    installed::check();
     or_raise(change::resume(name));
 }
 
@@ -231,6 +237,7 @@ fn preview(
     'static,
     (name!(key, Jsonb), name!(deadline, Option<TimestampWithTimeZone>), name!(overdue, Option<Interval>)),
 > {
+    installed::check();
     let max_rows = max_rows.unwrap_or(100);
     if max_rows < 0 {
         Error::OutOfRange { parameter: "max_rows", value: max_rows.to_string() }.raise();
@@ -258,6 +265,7 @@ fn probe(
         name!(index_state, &'static str),
     ),
 > {
+    installed::check();
     let probe = match probe::of(name) {
         Err(Error::UnknownPolicy { .. }) => None,
         result => Some(or_raise(result)),

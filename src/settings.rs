@@ -24,6 +24,9 @@ static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(50);
 static CANCEL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
 static EVENT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(604_800);
+static LOG_CANCELLATIONS: GucSetting<bool> = GucSetting::<bool>::new(false);
+static ALERT_CHANNEL: Text = text(c"");
+static ALERT_LAG: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 
 static DEADLINE: Text = text(c"");
 static PREDICATE: Text = text(c"");
@@ -84,6 +87,21 @@ pub fn lock_timeout_ms() -> i32 {
 /// How long events are kept; 0: for ever.
 pub fn event_retention_s() -> i64 {
     i64::from(EVENT_RETENTION.get())
+}
+
+/// Whether each cancelled row is a line in the server's log.
+pub fn log_cancellations() -> bool {
+    LOG_CANCELLATIONS.get()
+}
+
+/// Where workers notify that something is wrong; `None`: nowhere.
+pub fn alert_channel() -> Option<String> {
+    text_of(&ALERT_CHANNEL)
+}
+
+/// A backlog that is older is something wrong.
+pub fn alert_lag_us() -> i64 {
+    i64::from(ALERT_LAG.get()) * 1000
 }
 
 pub fn deadline() -> Option<String> {
@@ -226,6 +244,28 @@ pub fn register() {
         &EVENT_RETENTION,
         (0, i32::MAX),
         GucFlags::UNIT_S,
+    );
+    bool(
+        c"pg_expiry.log_cancellations",
+        c"Whether each cancelled row is a line in the server's log.",
+        c"Policy, key, deadline and lateness, written when the row's transaction has committed.",
+        &LOG_CANCELLATIONS,
+    );
+    hooks::define_channel(
+        c"pg_expiry.alert_channel",
+        c"Where workers notify that a policy is in trouble, or out of it.",
+        c"A NOTIFY channel, at most 63 bytes. Empty means nowhere.",
+        &ALERT_CHANNEL,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    int(
+        c"pg_expiry.alert_lag",
+        c"How old a backlog may become before workers notify pg_expiry.alert_channel.",
+        c"The lag is over when it is half as old.",
+        &ALERT_LAG,
+        (1, i32::MAX),
+        GucFlags::UNIT_MS,
     );
 
     string(

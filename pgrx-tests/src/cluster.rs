@@ -1,5 +1,6 @@
 //! A private server: its data folder, its postmaster, its settings, its ways to die.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
@@ -28,6 +29,7 @@ pub enum Mode {
 
 /// A server of its own. Stopped and removed when dropped; killed when the test process dies.
 pub struct Cluster {
+    installation: &'static Installation,
     folder: PathBuf,
     endpoint: Endpoint,
     outlives_us: bool,
@@ -36,6 +38,8 @@ pub struct Cluster {
 
 /// What is different in a server; `Cluster::builder()`.
 pub struct ClusterBuilder {
+    installation: &'static Installation,
+    has_own_identity: bool,
     preload: bool,
     folder: Option<PathBuf>,
     settings: Vec<(String, String)>,
@@ -57,6 +61,18 @@ impl ClusterBuilder {
         self
     }
 
+    /// Programs and libraries of another version than the tests'.
+    pub fn installation(mut self, installation: &'static Installation) -> Self {
+        self.installation = installation;
+        self
+    }
+
+    /// With a system identifier that no other server has; by default they share one, being copies.
+    pub fn own_identity(mut self) -> Self {
+        self.has_own_identity = true;
+        self
+    }
+
     /// A line of postgresql.conf.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -70,11 +86,21 @@ impl ClusterBuilder {
     }
 
     pub fn start(self) -> Cluster {
-        let cluster = Cluster::in_folder(self.folder.as_deref());
-        let mut copy = Installation::get().command("cp", false);
-        run(copy.arg("-R").arg(template()).arg(cluster.data()));
-        cluster.configure(&self);
+        let cluster = self.stopped();
         cluster.start_again();
+        cluster
+    }
+
+    /// Fresh, and not started yet.
+    pub fn stopped(self) -> Cluster {
+        let cluster = Cluster::in_folder(self.installation, self.folder.as_deref());
+        if self.has_own_identity {
+            initdb(self.installation, &cluster.data());
+        } else {
+            let mut copy = self.installation.command("cp", false);
+            run(copy.arg("-R").arg(template(self.installation)).arg(cluster.data()));
+        }
+        cluster.configure(&self);
         cluster
     }
 }
@@ -86,11 +112,18 @@ impl Cluster {
     }
 
     pub fn builder() -> ClusterBuilder {
-        ClusterBuilder { preload: true, folder: None, settings: Vec::new() }
+        let installation = Installation::get();
+        ClusterBuilder {
+            installation,
+            has_own_identity: false,
+            preload: true,
+            folder: None,
+            settings: Vec::new(),
+        }
     }
 
     /// Without data yet. In the run's folder, unless another is given, which then outlives us.
-    fn in_folder(folder: Option<&Path>) -> Cluster {
+    fn in_folder(installation: &'static Installation, folder: Option<&Path>) -> Cluster {
         let outlives_us = folder.is_some();
         let folder = folder.map_or_else(|| run_folder().join(next_number().to_string()), Path::to_owned);
         let socket_folder = folder.join("s");
@@ -101,23 +134,28 @@ impl Cluster {
                 .mode(0o700)
                 .create(new)
                 .unwrap_or_else(|error| panic!("{}: {error}", new.display()));
-            Installation::get().hand_over(new);
+            installation.hand_over(new);
         }
         let endpoint = Endpoint { socket_folder };
-        Cluster { folder, endpoint, outlives_us, postmaster: Mutex::new(None) }
+        Cluster { installation, folder, endpoint, outlives_us, postmaster: Mutex::new(None) }
     }
 
     /// A hot standby of this server, with the same settings; streams from it.
     pub fn standby(&self) -> Cluster {
-        let standby = Cluster::in_folder(None);
-        let mut backup = self.program("pg_basebackup");
-        run(backup
-            .args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D"])
-            .arg(standby.data()));
-        let socket_folder = standby.endpoint.host().display().to_string();
-        standby.add_to_configuration(&[("unix_socket_directories", &socket_folder)]);
+        let standby = self.base_backup(&["--write-recovery-conf"], &[]);
         standby.start_again();
         standby
+    }
+
+    /// What pg_basebackup makes of this server, with some other settings; not started yet.
+    pub fn base_backup(&self, options: &[&str], settings: &[(&str, &str)]) -> Cluster {
+        let copy = Cluster::in_folder(self.installation, None);
+        let mut backup = self.program("pg_basebackup");
+        run(backup.args(options).args(["--checkpoint=fast", "--no-sync", "-D"]).arg(copy.data()));
+        let socket_folder = copy.endpoint.host().display().to_string();
+        copy.add_to_configuration(&[("unix_socket_directories", &socket_folder)]);
+        copy.add_to_configuration(settings);
+        copy
     }
 
     fn configure(&self, different: &ClusterBuilder) {
@@ -182,11 +220,15 @@ impl Cluster {
 
     /// A program of the server (pg_dump, pg_basebackup, psql) that talks to this server.
     pub fn program(&self, name: &str) -> Command {
-        let installation = Installation::get();
-        let mut command = installation.command(installation.program(name), true);
+        let mut command = self.installation.command(self.installation.program(name), true);
         command.env("PGHOST", self.endpoint.host()).env("PGPORT", Endpoint::PORT.to_string());
         command.env("PGUSER", Endpoint::SUPERUSER);
         command
+    }
+
+    /// Whether this version of the server has that program.
+    pub fn has_program(&self, name: &str) -> bool {
+        self.installation.program(name).exists()
     }
 
     /// The pid of the postmaster; panics when the server is not running.
@@ -208,7 +250,7 @@ impl Cluster {
     pub fn start_again(&self) {
         let mut postmaster = locked(&self.postmaster);
         assert!(postmaster.is_none(), "the server is running");
-        let installation = Installation::get();
+        let installation = self.installation;
         let log = OpenOptions::new().append(true).create(true).open(self.log_path()).expect("the log");
         let mut command = installation.command(installation.program("postgres"), !self.outlives_us);
         command.arg("-D").arg(self.data());
@@ -298,16 +340,22 @@ impl Drop for Cluster {
 }
 
 /// A data folder fresh from initdb, to be copied: initdb takes longer than the copy.
-fn template() -> &'static Path {
-    static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
-        let folder = run_folder().join("template");
-        let installation = Installation::get();
-        let mut initdb = installation.command(installation.program("initdb"), true);
-        initdb.args(["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C"]);
-        run(initdb.args(["-U", Endpoint::SUPERUSER, "-D"]).arg(&folder));
+fn template(installation: &'static Installation) -> PathBuf {
+    static TEMPLATES: Mutex<BTreeMap<&Path, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut templates = locked(&TEMPLATES);
+    let number = templates.len();
+    let template = templates.entry(installation.bin()).or_insert_with(|| {
+        let folder = run_folder().join(format!("template{number}"));
+        initdb(installation, &folder);
         folder
     });
-    &TEMPLATE
+    template.clone()
+}
+
+fn initdb(installation: &Installation, folder: &Path) {
+    let mut initdb = installation.command(installation.program("initdb"), true);
+    initdb.args(["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C"]);
+    run(initdb.args(["-U", Endpoint::SUPERUSER, "-D"]).arg(folder));
 }
 
 fn run(command: &mut Command) {

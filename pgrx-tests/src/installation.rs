@@ -21,11 +21,14 @@ pub struct Installation {
 
 static INSTALLATION: LazyLock<Installation> = LazyLock::new(|| {
     let tree = env::var_os("PG_EXPIRY_SERVER").map(PathBuf::from);
-    let tree = tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pg/15/test"));
-    // The real path counts: from it the server finds its library and share folders.
-    let bin = fs::canonicalize(tree.join("bin"))
-        .unwrap_or_else(|error| panic!("no server in {}: {error}; `make test` builds it", tree.display()));
-    Installation { bin, server_user: geteuid().is_root().then(look_up_server_user) }
+    Installation::in_tree(
+        &tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pg/15/test")),
+    )
+});
+
+static OLD_INSTALLATION: LazyLock<Installation> = LazyLock::new(|| {
+    let tree = env::var_os("PG_EXPIRY_OLD_SERVER").expect("PG_EXPIRY_OLD_SERVER, as `make test` sets it");
+    Installation::in_tree(Path::new(&tree))
 });
 
 impl Installation {
@@ -33,9 +36,34 @@ impl Installation {
         &INSTALLATION
     }
 
+    /// One of an older major version, `PG_EXPIRY_OLD_SERVER`; panics when there is none.
+    pub fn old() -> &'static Installation {
+        &OLD_INSTALLATION
+    }
+
+    fn in_tree(tree: &Path) -> Installation {
+        // The real path counts: from it the server finds its library and share folders.
+        let bin = fs::canonicalize(tree.join("bin")).unwrap_or_else(|error| {
+            panic!("no server in {}: {error}; `make test` builds it", tree.display())
+        });
+        Installation { bin, server_user: geteuid().is_root().then(look_up_server_user) }
+    }
+
+    /// The folder of its programs.
+    pub fn bin(&self) -> &Path {
+        &self.bin
+    }
+
     /// The path of a program of the server, say psql.
     pub fn program(&self, name: &str) -> PathBuf {
         self.bin.join(name)
+    }
+
+    /// Where the scripts of extensions are: ours are files of this tree alone.
+    pub fn extension_folder(&self) -> PathBuf {
+        let mut pg_config = self.command(self.program("pg_config"), true);
+        let output = pg_config.arg("--sharedir").output().expect("pg_config");
+        Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("extension")
     }
 
     /// A command that runs as the servers do: as their user, with an environment of its own,

@@ -26,10 +26,10 @@ pub use error::{db_error, sqlstate};
 pub use installation::Installation;
 pub use listener::{Heard, Listener};
 pub use process::{Worker, cpu_time, launcher_pid, rss_anon_kb, signal, worker_pids, workers};
-pub use run::temporary_directory;
+pub use run::{scratch_folder, scratch_path, temporary_directory};
 pub use rustix::process::Signal;
 pub use shop::Shop;
-pub use wait::{Probe, wait_for_value, wait_until};
+pub use wait::{Probe, eventually, wait_for_value, wait_until};
 
 pub use postgres;
 pub use serde_json;

@@ -78,6 +78,19 @@ pub(crate) fn run_folder() -> &'static Path {
     &RUN.folder
 }
 
+/// A path for a file or folder that a program of the server is to write; goes with the run's folder.
+pub fn scratch_path(name: &str) -> PathBuf {
+    run_folder().join(format!("{name}-{}", next_number()))
+}
+
+/// A folder that the servers' user may write into; goes with the run's folder.
+pub fn scratch_folder(name: &str) -> PathBuf {
+    let folder = scratch_path(name);
+    fs::create_dir(&folder).expect("a scratch folder");
+    Installation::get().hand_over(&folder);
+    folder
+}
+
 /// A number that no other server or database of this run has.
 pub(crate) fn next_number() -> u32 {
     static LAST: AtomicU32 = AtomicU32::new(0);

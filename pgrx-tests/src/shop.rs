@@ -50,6 +50,13 @@ impl Shop {
         Shop { client, db }
     }
 
+    /// As [`in_database`](Shop::in_database), with nothing in the tables.
+    pub fn without_rows(db: Db) -> Shop {
+        let mut shop = Shop::in_database(db);
+        shop.client.batch_execute("TRUNCATE stock, orders").expect("empty tables");
+        shop
+    }
+
     /// The usual policy; `more` holds further arguments, each with a comma before it.
     #[track_caller]
     pub fn create_policy(&mut self, more: &str) {

@@ -59,14 +59,28 @@ pub fn wait_until<P: Probe>(what: impl Display, timeout: Duration, mut probe: im
 /// Waits (10 s) until a query of one value gives `expected`.
 #[track_caller]
 pub fn wait_for_value<T: FromSqlOwned + PartialEq + Debug>(client: &mut Client, sql: &str, expected: T) {
-    wait_until(format_args!("{sql} to give {expected:?}"), Duration::from_secs(10), || {
-        match client.query_opt(sql, &[]) {
-            Ok(Some(row)) => match row.get::<_, Option<T>>(0) {
-                Some(value) if value == expected => Ok(()),
-                other => Err(format!("{other:?}")),
-            },
-            Ok(None) => Err("no row".into()),
-            Err(error) => Err(format!("{error:?}")),
-        }
+    wait_within(Duration::from_secs(10), client, sql, expected);
+}
+
+/// The same for a minute: for what takes several processes and a good deal of work.
+#[track_caller]
+pub fn eventually<T: FromSqlOwned + PartialEq + Debug>(client: &mut Client, sql: &str, expected: T) {
+    wait_within(Duration::from_secs(60), client, sql, expected);
+}
+
+#[track_caller]
+fn wait_within<T: FromSqlOwned + PartialEq + Debug>(
+    timeout: Duration,
+    client: &mut Client,
+    sql: &str,
+    expected: T,
+) {
+    wait_until(format_args!("{sql} to give {expected:?}"), timeout, || match client.query_opt(sql, &[]) {
+        Ok(Some(row)) => match row.get::<_, Option<T>>(0) {
+            Some(value) if value == expected => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+        Ok(None) => Err("no row".into()),
+        Err(error) => Err(format!("{error:?}")),
     });
 }

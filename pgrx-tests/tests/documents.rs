@@ -220,6 +220,7 @@ fn settings_of_readme_are_those_of_the_code() {
     // As SHOW gives them in a server that has set nothing: the shared one has its own number of workers.
     let sql = "SELECT name, CASE WHEN unit IS NULL THEN boot_val
                    WHEN unit = 's' AND boot_val::numeric >= 86400 THEN boot_val::numeric::int / 86400 || 'd'
+                   WHEN unit = 'ms' AND boot_val::numeric >= 60000 THEN boot_val::numeric::int / 60000 || 'min'
                    WHEN unit = 'ms' AND boot_val::numeric >= 1000 THEN boot_val::numeric::int / 1000 || 's'
                    WHEN boot_val = '0' THEN '0' ELSE boot_val || unit END, short_desc
                FROM pg_settings WHERE name LIKE 'pg\\_expiry.%' ORDER BY name";

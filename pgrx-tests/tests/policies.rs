@@ -106,6 +106,34 @@ fn settings_stand_in_for_what_is_not_given() {
     shop.assert_invariant();
 }
 
+/// Dropped and made again in one go, as a deployment does it, while the old one's index is still being dropped.
+#[test]
+fn name_is_taken_again_before_its_index_is_gone() {
+    let mut shop = Shop::new();
+    wait_for_value(&mut shop.client, "SELECT index IS NOT NULL FROM expiry.binding", true);
+    shop.client
+        .batch_execute(
+            "SELECT expiry.stop_workers(); SELECT expiry.drop_policy('orders');
+             CREATE TABLE bills (id bigint PRIMARY KEY, status text DEFAULT 'pending', pay_by timestamptz DEFAULT now());
+             CREATE FUNCTION close_bill(k bigint) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE bills SET status = 'closed' WHERE id = k $$",
+        )
+        .unwrap();
+    let mut other = shop.db.connect();
+    other
+        .batch_execute(
+            "BEGIN; SELECT expiry.create_policy('bills', 'pay_by', $$status = 'pending'$$, 'close_bill(bigint)', name => 'orders')",
+        )
+        .unwrap();
+    shop.client.batch_execute("SELECT expiry.start_workers()").unwrap();
+    let waits = "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                     WHERE NOT l.granted AND a.backend_type LIKE 'pg_expiry%' AND a.datname = current_database())";
+    wait_for_value(&mut shop.client, waits, true);
+    other.batch_execute("COMMIT; INSERT INTO bills VALUES (1)").unwrap();
+    wait_for_value(&mut shop.client, "SELECT status FROM bills", "closed".to_owned());
+    wait_for_value(&mut shop.client, "SELECT state FROM expiry.status", "active".to_owned());
+}
+
 #[test]
 fn without_preload_one_is_told() {
     let cluster = Cluster::builder().preload(false).start();

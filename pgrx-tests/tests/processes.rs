@@ -1,7 +1,9 @@
 //! Launcher and workers: who runs when, what ends them, and that nobody is in their way.
 
 mod attention;
-mod common;
+pub mod common;
 mod databases;
 mod life;
 mod turns;
+
+pub use turns::{occupy_a_slot, vacate_the_slot};

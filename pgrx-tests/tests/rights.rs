@@ -159,6 +159,7 @@ fn cancel_function_of_a_stranger_is_not_taken_for_the_old_one() {
     );
 }
 
+/// R50.
 #[test]
 fn forced_row_security_is_an_error_and_not_silence() {
     let mut house = House::new();
@@ -184,6 +185,7 @@ fn forced_row_security_is_an_error_and_not_silence() {
     assert!(error.hint().unwrap().contains("NO FORCE ROW LEVEL SECURITY"), "{error:?}");
 }
 
+/// R51.
 #[test]
 fn search_path_of_the_database_captures_nothing() {
     let mut house = House::new();

@@ -43,7 +43,9 @@ impl Stuck {
         shop.wait_for_index();
         let listener = shop.listen();
         let mut stuck = shop.db.connect();
-        stuck.batch_execute("LISTEN order_expired; BEGIN; SELECT 1").unwrap();
+        // In a transaction of its own: it listens from the commit on.
+        stuck.batch_execute("LISTEN order_expired").unwrap();
+        stuck.batch_execute("BEGIN; SELECT 1").unwrap();
         Stuck { cluster, shop, listener, stuck }
     }
 

@@ -62,7 +62,7 @@ $$;
 COMMENT ON FUNCTION fetch_events(text, int) IS
     'The next events of a named consumer, in order, at most max_rows; the same again until ack_events(). Sessions that fetch for one consumer take turns: each waits until the other''s transaction has ended. Errors: 42704 unknown consumer, or not yours; 22023 negative max_rows.';
 
-CREATE VIEW consumers AS
+CREATE VIEW consumers WITH (security_barrier = true) AS
     SELECT c.name, pg_catalog.pg_get_userbyid(c.owner) AS owner, c.policy, c.acked, c.fetched, c.fetched_at, c.acked_at,
         (SELECT CASE WHEN count(*) > 10000 THEN '10000+' ELSE count(*)::text END FROM (
             SELECT FROM @extschema@.event e

@@ -24,4 +24,6 @@ CREATE POLICY visible ON progress FOR SELECT USING (
 REVOKE ALL ON ALL TABLES IN SCHEMA @extschema@ FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA @extschema@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA @extschema@ TO PUBLIC;
+-- For pg_dump --enable-row-security by who is no superuser.
+GRANT SELECT ON SEQUENCE event_id_seq TO pg_database_owner;
 GRANT SELECT ON policy, event, failure, progress, consumer, consumers, status, lateness, workers TO PUBLIC;

@@ -19,7 +19,7 @@ CREATE FUNCTION list_workers(
     LANGUAGE c VOLATILE PARALLEL RESTRICTED ROWS 10 AS 'MODULE_PATHNAME', 'expiry_workers_wrapper';
 COMMENT ON FUNCTION list_workers() IS 'What the view expiry.workers shows.';
 
-CREATE VIEW workers AS
+CREATE VIEW workers WITH (security_barrier = true) AS
     SELECT database, owner, pid, state, policies, started_at, last_pass FROM @extschema@.list_workers();
 COMMENT ON VIEW workers IS 'The workers of the cluster, one for each database and owner of policies: those of the roles that you may act for; members of pg_monitor see all.';
 COMMENT ON COLUMN workers.database IS 'The database.';

@@ -45,11 +45,13 @@ COMMENT ON COLUMN policy.starts_at IS 'Rows whose deadline is older are left alo
 COMMENT ON COLUMN policy.paused IS 'Set by expiry.pause(), cleared by expiry.resume().';
 
 -- What ties a policy to this database: object numbers that a dump must not carry. A policy without a
--- row here, or with one of another database, came from a dump or a clone and is paused until resumed.
+-- row here, or with one of another database or cluster, came from a dump, a clone or by replication, and
+-- is paused until resumed.
 CREATE TABLE binding (
     policy            text PRIMARY KEY,
     database          oid NOT NULL,
     system_identifier bigint NOT NULL,
+    server_version    int NOT NULL,
     deadline_column   smallint,
     predicate_tree    text,
     predicate_columns text[],
@@ -66,6 +68,7 @@ COMMENT ON TABLE binding IS 'Object numbers behind the names in expiry.policy, v
 COMMENT ON COLUMN binding.policy IS 'Name of the policy.';
 COMMENT ON COLUMN binding.database IS 'The database in which the policy was made or resumed.';
 COMMENT ON COLUMN binding.system_identifier IS 'The cluster in which the numbers are valid; pg_upgrade changes it.';
+COMMENT ON COLUMN binding.server_version IS 'The major version of PostgreSQL then: an older one and another cluster, that was pg_upgrade.';
 COMMENT ON COLUMN binding.deadline_column IS 'Number of the deadline column; NULL if a setting names it.';
 COMMENT ON COLUMN binding.predicate_tree IS 'The predicate as PostgreSQL has parsed it; NULL if a setting holds it.';
 COMMENT ON COLUMN binding.predicate_columns IS 'Names of the columns in predicate_tree, as the predicate spells them.';
@@ -117,6 +120,9 @@ CREATE TABLE failure (
 );
 -- A key may be longer than an index entry may be.
 CREATE UNIQUE INDEX failure_policy_key ON failure (policy, md5(key::text));
+-- Or a publication of all tables would have its updates refused.
+ALTER TABLE failure REPLICA IDENTITY FULL;
+CREATE INDEX failure_quarantined ON failure (policy) WHERE next_attempt_at IS NULL;
 
 COMMENT ON TABLE failure IS 'Rows whose cancel function failed and that wait for the next attempt, or are quarantined.';
 COMMENT ON COLUMN failure.policy IS 'Name of the policy.';
@@ -140,8 +146,10 @@ CREATE TABLE progress (
     failed                 bigint NOT NULL DEFAULT 0,
     withheld_notifications bigint NOT NULL DEFAULT 0,
     withheld_after         bigint,
+    alerts                 text[] NOT NULL DEFAULT '{}',
     lateness_max_ms        double precision,
     lateness_counts        bigint[] NOT NULL DEFAULT '{}',
+    stats_since            timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_error             text,
     last_run               timestamptz
 ) WITH (fillfactor = 50);
@@ -156,8 +164,10 @@ COMMENT ON COLUMN progress.declined IS 'Calls that declined.';
 COMMENT ON COLUMN progress.failed IS 'Calls that failed.';
 COMMENT ON COLUMN progress.withheld_notifications IS 'Events that were recorded but not notified.';
 COMMENT ON COLUMN progress.withheld_after IS 'Until listeners have been told to catch up: the last event before those that were not notified.';
+COMMENT ON COLUMN progress.alerts IS 'What pg_expiry.alert_channel was told of and has not heard to be over: tripped, stopped, lagging, quarantined.';
 COMMENT ON COLUMN progress.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN progress.lateness_counts IS 'Rows by bucket of lateness; bucket n ends at 2^(n-4) ms.';
+COMMENT ON COLUMN progress.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';
 COMMENT ON COLUMN progress.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN progress.last_run IS 'When a worker last looked.';
 
@@ -183,6 +193,7 @@ CREATE TABLE reminded (
     key           jsonb NOT NULL
 );
 CREATE UNIQUE INDEX reminded_once ON reminded (policy, remind_before, deadline, md5(key::text));
+ALTER TABLE reminded REPLICA IDENTITY FULL;
 
 COMMENT ON TABLE reminded IS 'Reminders that were given, so that none is given twice; forgotten when the deadline has passed.';
 COMMENT ON COLUMN reminded.policy IS 'Name of the policy.';
@@ -209,6 +220,8 @@ COMMENT ON COLUMN consumer.fetched IS 'The last event that it was given.';
 COMMENT ON COLUMN consumer.fetched_at IS 'When it last fetched.';
 COMMENT ON COLUMN consumer.acked_at IS 'When it last acknowledged.';
 
-SELECT pg_catalog.pg_extension_config_dump('policy', '');
+-- What a dropped table has left is a number that would be another table's in the copy.
+SELECT pg_catalog.pg_extension_config_dump('policy',
+    'WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) relation)');
 SELECT pg_catalog.pg_extension_config_dump('failure', '');
 SELECT pg_catalog.pg_extension_config_dump('event_id_seq', '');

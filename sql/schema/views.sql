@@ -22,10 +22,11 @@ CREATE VIEW status WITH (security_invoker = true) AS
            coalesce(g.cancelled, 0) AS cancelled,
            coalesce(g.declined, 0) AS declined,
            coalesce(g.failed, 0) AS failed,
-           (SELECT count(*) FROM @extschema@.failure f WHERE f.policy = p.name AND f.next_attempt_at IS NULL) AS quarantined,
+           (SELECT count(*) FROM (SELECT FROM @extschema@.failure f
+                WHERE f.policy = p.name AND f.next_attempt_at IS NULL LIMIT 10001) q) AS quarantined,
            coalesce(g.withheld_notifications, 0) AS withheld_notifications,
            l.p50 AS lateness_p50_ms, l.p95 AS lateness_p95_ms, l.p99 AS lateness_p99_ms,
-           g.lateness_max_ms, g.last_error, g.last_run
+           g.lateness_max_ms, g.last_error, g.last_run, g.stats_since
     FROM @extschema@.policy p
     CROSS JOIN LATERAL @extschema@.probe(p.name) s
     LEFT JOIN @extschema@.progress g ON g.policy = p.name
@@ -47,7 +48,7 @@ COMMENT ON COLUMN status.index_state IS 'Of the deadline index: missing, buildin
 COMMENT ON COLUMN status.cancelled IS 'Rows cancelled.';
 COMMENT ON COLUMN status.declined IS 'Calls that declined.';
 COMMENT ON COLUMN status.failed IS 'Calls that failed.';
-COMMENT ON COLUMN status.quarantined IS 'Rows that have used up their attempts, see expiry.failure.';
+COMMENT ON COLUMN status.quarantined IS 'Rows that have used up their attempts, see expiry.failure; counted to 10001, which stands for more than 10000.';
 COMMENT ON COLUMN status.withheld_notifications IS 'Events that were recorded but not notified.';
 COMMENT ON COLUMN status.lateness_p50_ms IS 'Half of the rows were cancelled no later than this after their deadline; rounded up to a power of two.';
 COMMENT ON COLUMN status.lateness_p95_ms IS 'The same for 95 % of the rows.';
@@ -55,6 +56,7 @@ COMMENT ON COLUMN status.lateness_p99_ms IS 'The same for 99 % of the rows.';
 COMMENT ON COLUMN status.lateness_max_ms IS 'The greatest lateness.';
 COMMENT ON COLUMN status.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN status.last_run IS 'When a worker last looked.';
+COMMENT ON COLUMN status.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';
 
 CREATE VIEW lateness WITH (security_invoker = true) AS
     SELECT g.policy, 2.0 ^ (u.n - 5)::float8 AS bucket, u.count,

@@ -164,17 +164,38 @@ pub fn retire(generation: u64) {
     });
 }
 
-/// What a scout has found: the owners of live policies, `None` if there is no extension. `generation`:
-/// of the policies, before it looked. False when there are more owners than the board has room for.
-pub fn report(owners: Option<&[Oid]>, generation: u64) -> bool {
-    let Some(task) = MINE.get() else { return true };
+/// What a scout has found.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// No extension.
+    Nothing,
+    /// The extension in a version that this library does not serve.
+    OtherVersion,
+    /// The owners of live policies.
+    Owners(Vec<Oid>),
+}
+
+/// What follows from what a scout has found.
+pub struct Outcome {
+    /// There are no more owners than the board has room for.
+    pub has_room: bool,
+    /// The last scout has found something else.
+    pub is_news: bool,
+}
+
+/// Takes down what a scout has found. `generation`: of the policies, before it looked.
+pub fn report(found: &Found, generation: u64) -> Outcome {
+    let nothing_new = Outcome { has_room: true, is_news: false };
+    let Some(task) = MINE.get() else { return nothing_new };
     let now = clock::now();
     change(|board, _| {
-        let Some(database) = board.databases.get_mut(task.index) else { return true };
-        database.has_extension = owners.is_some();
+        let database = board.databases.get_mut(task.index)?;
+        database.has_extension = !matches!(found, Found::Nothing);
         (database.scouted, database.scouted_at) = (Some(generation), now);
+        let is_other = matches!(found, Found::OtherVersion);
+        let is_news = std::mem::replace(&mut database.has_other_version, is_other) != is_other;
         let database = database.oid;
-        let owners = owners.unwrap_or_default();
+        let owners: &[Oid] = if let Found::Owners(owners) = found { owners } else { &[] };
         for post in board.posts.iter_mut().filter(|post| post.database == database) {
             post.is_wanted = owners.contains(&post.owner);
             if post.generation != generation {
@@ -182,7 +203,7 @@ pub fn report(owners: Option<&[Oid]>, generation: u64) -> bool {
                 post.process.on(Event::Called, now.0);
             }
         }
-        let mut fit = true;
+        let mut has_room = true;
         for owner in owners {
             if board.posts.iter().any(|post| post.database == database && post.owner == *owner) {
                 continue;
@@ -191,10 +212,11 @@ pub fn report(owners: Option<&[Oid]>, generation: u64) -> bool {
                 Some(free) => {
                     *free = Post { database, owner: *owner, is_wanted: true, generation, ..Post::default() };
                 }
-                None => fit = false,
+                None => has_room = false,
             }
         }
-        fit
+        Some(Outcome { has_room, is_news })
     })
-    .unwrap_or(true)
+    .flatten()
+    .unwrap_or(nothing_new)
 }

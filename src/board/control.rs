@@ -120,6 +120,11 @@ pub fn set_stopped(database: Oid, is_stopped: bool) -> bool {
     .unwrap_or(false)
 }
 
+/// Whether `expiry.stop_workers()` keeps our processes out of `database`.
+pub fn is_stopped(database: Oid) -> bool {
+    look(|_, bells| bells.find(database).is_some_and(|bell| bell.is_stopped())).unwrap_or(false)
+}
+
 /// Has a process of its own build the index of this policy: soon, if no other is being built in this
 /// database. False: ask again.
 pub fn request_index_build(database: Oid, policy: &str) -> bool {

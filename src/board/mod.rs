@@ -8,14 +8,17 @@ mod attendance;
 mod control;
 mod plan;
 
-pub use attendance::{Assignment, Work, attach, connected, detach, is_to_leave, publish, report, retire};
+pub use attendance::{
+    Assignment, Found, Work, attach, connected, detach, is_to_leave, publish, report, retire,
+};
 pub use control::{
-    Row, ask_to_leave, hold, overview, processes_of, request_index_build, set_stopped, terminate,
+    Row, ask_to_leave, hold, is_stopped, overview, processes_of, request_index_build, set_stopped, terminate,
 };
 pub use plan::{Task, is_any_leaving, note_ended, note_refused, plan, sync};
 
 use pgrx::pg_sys::Oid;
 
+use crate::pg::asides::ASIDES;
 use crate::pg::bells::{BELLS, Bells, DATABASES, WORKERS};
 use crate::pg::clock::Timestamp;
 use crate::pg::news::NEWS;
@@ -31,7 +34,7 @@ const POSTS: usize = 1024;
 static BOARD: Locked<Board> = Locked::new(c"pg_expiry board");
 
 /// What `_PG_init` has to ask shared memory for.
-pub static AREAS: [&dyn Area; 3] = [&BOARD, &BELLS, &NEWS];
+pub static AREAS: [&dyn Area; 4] = [&BOARD, &BELLS, &NEWS, &ASIDES];
 
 /// A name of at most 63 bytes.
 #[derive(Clone, Copy)]
@@ -71,6 +74,8 @@ struct Database {
     /// Exists, takes connections, is listed in pg_expiry.databases; false until the launcher has seen it.
     is_open: bool,
     has_extension: bool,
+    /// In a version that this library does not serve: it has no workers.
+    has_other_version: bool,
     /// The generation of its policies when a scout last looked; `None`: another must.
     scouted: Option<u64>,
     scouted_at: Timestamp,
@@ -86,6 +91,7 @@ impl Default for Database {
             oid: Oid::INVALID,
             is_open: false,
             has_extension: false,
+            has_other_version: false,
             scouted: None,
             scouted_at: Timestamp(0),
             scout: Process::default(),

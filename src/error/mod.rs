@@ -6,7 +6,9 @@ mod policy;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
 
+use crate::installed::SERVED;
 use crate::pg::caught::{PgError, unpack_sqlstate};
+use crate::rules::version::is_older;
 pub use policy::PolicyError;
 
 /// What a report consists of: SQLSTATE, message, detail, hint.
@@ -44,9 +46,20 @@ pub enum Error {
         last: i64,
     },
     NotPreloaded,
+    /// The SQL objects of this database are not those that the library serves.
+    OtherVersion {
+        version: String,
+        database: String,
+    },
     OutOfRange {
         parameter: &'static str,
         value: String,
+    },
+    InvalidKey {
+        policy: String,
+        /// Those of the relation's key.
+        columns: String,
+        reason: Option<String>,
     },
     NotDatabaseOwner {
         name: String,
@@ -94,6 +107,15 @@ impl Error {
                 None,
                 None,
             ),
+            Self::InvalidKey { policy, columns, reason } => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("invalid key for policy \"{policy}\""),
+                Some(reason.as_ref().map_or_else(
+                    || format!("The key is of these columns, none of them NULL: {columns}."),
+                    |reason| format!("A value is not of its column's type: {reason}."),
+                )),
+                Some("Give it as in expiry.event, or of a key of one column the value alone.".into()),
+            ),
             Self::NoSuchRow { policy, key } => (
                 Code::ERRCODE_NO_DATA_FOUND,
                 format!("policy \"{policy}\" has no row with key {key}"),
@@ -139,6 +161,16 @@ impl Error {
                         .into(),
                 ),
             ),
+            Self::OtherVersion { version, database } => (
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("extension pg_expiry has version {version} in database \"{database}\", but the library that is loaded serves version {SERVED}"),
+                Some("Nothing is cancelled in this database until they fit.".into()),
+                Some(if is_older(version, SERVED) {
+                    "ALTER EXTENSION pg_expiry UPDATE in this database.".into()
+                } else {
+                    format!("Install version {version} of pg_expiry and restart the server.")
+                }),
+            ),
             Self::NotDatabaseOwner { name } => (
                 Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
                 format!("must be owner of database \"{name}\""),
@@ -171,6 +203,12 @@ impl Error {
     #[track_caller]
     pub fn notice(self) {
         self.report(pgrx::PgLogLevel::NOTICE);
+    }
+
+    /// Tells the log, and goes on.
+    #[track_caller]
+    pub fn warning(self) {
+        self.report(pgrx::PgLogLevel::WARNING);
     }
 
     #[track_caller]

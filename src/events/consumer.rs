@@ -5,6 +5,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::Oid;
 
 use crate::error::Error;
+use crate::installed;
 use crate::pg::role;
 use crate::pg::spi::{self, Spi};
 use crate::policy;
@@ -20,6 +21,7 @@ fn at_home<R>(f: impl FnOnce(&Spi) -> R) -> R {
 
 /// The consumer, locked until the transaction ends; raises if there is none that the caller may act for.
 fn locked(name: &str) -> Consumer {
+    installed::check();
     const LOCK: &str = "SELECT owner, acked, fetched FROM expiry.consumer WHERE name = $1 FOR UPDATE";
     let found = at_home(|spi| {
         let rows = spi.run_once(LOCK, &[(pg_sys::TEXTOID, spi::text(name))]);
@@ -46,6 +48,7 @@ fn subscribe(consumer: Option<&str>, policy: Option<&str>, after: Option<i64>) -
         SELECT $1, $2, $3, a.id, a.id
         FROM (SELECT coalesce($4, (SELECT max(id) FROM expiry.event), 0) AS id) a
         ON CONFLICT DO NOTHING RETURNING acked";
+    installed::check();
     let Some(name) = consumer.filter(|name| (1..64).contains(&name.len())) else {
         Error::OutOfRange { parameter: "consumer", value: format!("{consumer:?}") }.raise();
     };

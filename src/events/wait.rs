@@ -7,6 +7,7 @@ use pgrx::datum::Interval;
 use pgrx::pg_sys;
 
 use crate::error::Error;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::latch;
@@ -35,6 +36,7 @@ fn wait_for_events(id: Option<i64>, timeout: Option<Interval>, fcinfo: pg_sys::F
     if !(0..=LONGEST_US.into()).contains(&timeout_us) {
         Error::OutOfRange { parameter: "timeout", value: format!("{} s", timeout_us as f64 / 1e6) }.raise();
     }
+    installed::check();
     super::refuse_future(id);
     let until = clock::now().plus_micros(i64::try_from(timeout_us).unwrap_or(LONGEST_US));
     let reader = role::current_user();

@@ -137,6 +137,11 @@ pub fn system_identifier() -> i64 {
     unsafe { pg_sys::GetSystemIdentifier() as i64 }
 }
 
+/// The major version of PostgreSQL.
+pub fn server_version() -> i32 {
+    pg_sys::PG_VERSION_NUM as i32 / 10_000
+}
+
 /// Whether this server is a standby.
 pub fn is_in_recovery() -> bool {
     // SAFETY: reads shared memory.

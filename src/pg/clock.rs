@@ -28,6 +28,19 @@ impl Timestamp {
     }
 }
 
+impl std::fmt::Display for Timestamp {
+    /// As the session shows a timestamptz; inside a transaction only.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: timestamptz_out takes any timestamptz and returns a palloc'd C string.
+        let text =
+            unsafe { std::ffi::CStr::from_ptr(pg_sys::OidOutputFunctionCall(TIMESTAMPTZ_OUT, self.datum())) };
+        f.write_str(&text.to_string_lossy())
+    }
+}
+
+/// `timestamptz_out` of pg_proc.dat.
+const TIMESTAMPTZ_OUT: pg_sys::Oid = pg_sys::Oid::from_u32(1151);
+
 /// The wall clock.
 pub fn now() -> Timestamp {
     // SAFETY: reads the clock; cannot raise.

@@ -1,4 +1,4 @@
-//! Databases of the cluster, as pg_database has them, and what this one has installed.
+//! Databases of the cluster, as pg_database has them.
 
 use std::ffi::CStr;
 
@@ -68,12 +68,6 @@ pub fn name(database: Oid) -> Option<String> {
 pub fn role_name(role: Oid) -> Option<String> {
     // SAFETY: catalog lookup inside a transaction; null when there is none.
     text_or_none(unsafe { pg_sys::GetUserNameFromId(role, true) })
-}
-
-/// Whether the database that this process is connected to has the extension.
-pub fn has_extension(name: &CStr) -> bool {
-    // SAFETY: catalog lookup inside a transaction.
-    unsafe { pg_sys::get_extension_oid(name.as_ptr(), true) != Oid::INVALID }
 }
 
 pub fn extension_name(extension: Oid) -> Option<String> {

@@ -1,5 +1,5 @@
 //! Hooks into other sessions' statements: so that a statement which needs a database for itself finds
-//! nobody of ours there, and what COMMIT PREPARED and DROP EXTENSION change is noticed.
+//! nobody of ours there, and what COMMIT PREPARED and ALTER and DROP EXTENSION change is noticed.
 //!
 //! Nothing in here may make a statement fail that would pass without us.
 
@@ -44,6 +44,8 @@ enum Meaning {
     /// It changes the settings that sessions in this database start with.
     ChangesSettings(Oid),
     CommitsPrepared,
+    /// It may change the version of our SQL objects.
+    AltersExtension,
 }
 
 #[pg_guard]
@@ -67,6 +69,7 @@ unsafe extern "C-unwind" fn process_utility(
         }
         Meaning::ChangesDatabases => wake::launcher_at_commit(),
         Meaning::ChangesSettings(database) => wake::restart_at_commit(database),
+        Meaning::AltersExtension => wake::at_commit(),
         Meaning::CommitsPrepared | Meaning::Nothing => {}
     }
     // SAFETY: the arguments that this hook was called with; the previous hook is set once, before this
@@ -136,6 +139,10 @@ unsafe fn meaning(node: *mut pg_sys::Node) -> Meaning {
                     return Meaning::Needs(owned((*alter).dbname));
                 }
                 Meaning::ChangesDatabases
+            }
+            NodeTag::T_AlterExtensionStmt => {
+                let name = (*node.cast::<pg_sys::AlterExtensionStmt>()).extname;
+                if CStr::from_ptr(name) == c"pg_expiry" { Meaning::AltersExtension } else { Meaning::Nothing }
             }
             NodeTag::T_AlterDatabaseSetStmt => {
                 let alter = node.cast::<pg_sys::AlterDatabaseSetStmt>();

@@ -6,6 +6,7 @@
 //! else catches.
 
 pub mod array;
+pub mod asides;
 pub mod bells;
 pub mod bgworker;
 pub mod call;
@@ -15,6 +16,7 @@ pub mod clock;
 pub mod database;
 pub mod debug_point;
 pub mod guc;
+pub mod guest;
 pub mod hooks;
 pub mod inval;
 pub mod json;
@@ -26,6 +28,7 @@ pub mod notify;
 pub mod predicate;
 pub mod preload;
 pub mod role;
+pub mod row_lock;
 pub mod setting_hooks;
 pub mod shmem;
 pub mod spi;

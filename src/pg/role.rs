@@ -3,6 +3,11 @@
 //! Owner code runs under `SECURITY_LOCAL_USERID_CHANGE`, from which SET ROLE, RESET ROLE and SET
 //! SESSION AUTHORIZATION do not escape. On an error the abort of the (sub)transaction restores the
 //! identity by itself (xact.c keeps it per level), so the closures restore it only on success.
+//!
+//! Where the transaction, or the session, is not the owner's, his code (a function in his predicate, an operator or
+//! a cast of his) could leave something behind that runs, or counts, when the identity is another again: a
+//! trigger deferred to the commit, a setting, a temporary table. So it runs as PostgreSQL's own maintenance does, as
+//! a security-restricted operation, and read-only: all of that is refused or undone ([`looking_as`]).
 
 use std::ffi::c_int;
 
@@ -38,14 +43,17 @@ pub fn identity() -> Identity {
     current
 }
 
-/// Takes on `user` until [`restore`]; prefer [`as_user`]. For commits, which must still run under
-/// the owner: triggers deferred to the commit run with the rights in force then.
+/// Takes on `user` until [`restore`]: for whole transactions, commit included, since triggers deferred to
+/// the commit run with the rights in force then.
 pub fn assume(user: Oid) -> Identity {
+    change_to(user, pg_sys::SECURITY_LOCAL_USERID_CHANGE)
+}
+
+/// Inside a transaction; the flags keep SET ROLE from leaving the identity.
+fn change_to(user: Oid, flags: u32) -> Identity {
     let before = identity();
-    // SAFETY: inside a transaction; the flag keeps SET ROLE from leaving the identity.
-    unsafe {
-        pg_sys::SetUserIdAndSecContext(user, before.context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int);
-    }
+    // SAFETY: any role's number will do; errors restore the identity by themselves, see above.
+    unsafe { pg_sys::SetUserIdAndSecContext(user, before.context | flags as c_int) };
     before
 }
 
@@ -54,9 +62,30 @@ pub fn restore(before: Identity) {
     unsafe { pg_sys::SetUserIdAndSecContext(before.user, before.context) };
 }
 
-/// Runs `f` with the rights of `user`.
-pub fn as_user<R>(user: Oid, f: impl FnOnce() -> R) -> R {
-    let before = assume(user);
+/// Runs `f`, in which code of `user` may run that only looks, with his rights and so that it leaves nothing behind.
+pub fn looking_as<R>(user: Oid, f: impl FnOnce() -> R) -> R {
+    // SAFETY: a flag of this transaction. SQL cannot take it off once there is a snapshot; on an error the abort of
+    // the (sub)transaction restores it, as it does the identity. It is not set by its name, as a setting, since
+    // PostgreSQL 16 refuses that within a transaction.
+    let was_read_only = unsafe {
+        let before = pg_sys::XactReadOnly;
+        pg_sys::XactReadOnly = true;
+        before
+    };
+    let result = restricted(user, || guc::with_settings(&[], f));
+    // SAFETY: see above.
+    unsafe { pg_sys::XactReadOnly = was_read_only };
+    result
+}
+
+/// Runs `f`, as who we are now, so that it can defer no trigger and leave no object behind.
+pub fn restricted_now<R>(f: impl FnOnce() -> R) -> R {
+    restricted(current_user(), f)
+}
+
+fn restricted<R>(user: Oid, f: impl FnOnce() -> R) -> R {
+    let before =
+        change_to(user, pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION);
     let result = f();
     restore(before);
     result
@@ -65,7 +94,10 @@ pub fn as_user<R>(user: Oid, f: impl FnOnce() -> R) -> R {
 /// Runs `f` with a superuser's rights: for statements on our own tables only. No user's code (casts,
 /// operators, triggers, index expressions) may run inside.
 pub fn as_superuser<R>(f: impl FnOnce() -> R) -> R {
-    as_user(BOOTSTRAP_SUPERUSER, f)
+    let before = assume(BOOTSTRAP_SUPERUSER);
+    let result = f();
+    restore(before);
+    result
 }
 
 /// [`as_superuser`] with nothing but `pg_catalog` on the search path, whatever it is outside.
@@ -73,8 +105,30 @@ pub fn as_superuser_at_home<R>(f: impl FnOnce() -> R) -> R {
     as_superuser(|| guc::with_settings(&[("search_path", "pg_catalog, pg_temp")], f))
 }
 
+/// Whether `member` may act for `role`, see [`may_act_for`].
+pub fn has_rights_of(member: Oid, role: Oid) -> bool {
+    // SAFETY: catalog lookup inside a transaction.
+    unsafe { pg_sys::has_privs_of_role(member, role) }
+}
+
 /// Whether the current user may act for `role` (is it, is a member with its rights, or a superuser).
 pub fn may_act_for(role: Oid) -> bool {
-    // SAFETY: catalog lookup inside a transaction.
-    unsafe { pg_sys::has_privs_of_role(current_user(), role) }
+    has_rights_of(current_user(), role)
+}
+
+/// Whether the current user may act for the owner of `relation`, as it is now, also in a transaction whose
+/// snapshot is older. False if it does not exist any more.
+pub fn may_act_for_owner_of(relation: Oid) -> bool {
+    let user = current_user();
+    // SAFETY: catalog lookups inside a transaction, in the caches, which know no snapshot.
+    unsafe {
+        if pg_sys::get_rel_relkind(relation) == 0 {
+            return false;
+        }
+        #[cfg(feature = "pg15")]
+        let is_owner = pg_sys::pg_class_ownercheck(relation, user);
+        #[cfg(not(feature = "pg15"))]
+        let is_owner = pg_sys::object_ownercheck(pg_sys::RelationRelationId, relation, user);
+        is_owner
+    }
 }

@@ -155,6 +155,49 @@ pub fn define_string(
     }
 }
 
+/// As [`define_string`], and refuses what NOTIFY would refuse.
+pub fn define_channel(
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static Text,
+    context: GucContext,
+    flags: GucFlags,
+) {
+    // SAFETY: the hook is guarded against panics.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            name,
+            short,
+            long,
+            setting,
+            context,
+            flags,
+            Some(check_channel),
+            None,
+            None,
+        );
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn check_channel(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    source: pg_sys::GucSource::Type,
+) -> bool {
+    const LONGEST: usize = 63;
+    // SAFETY: guc.c passes a string, or none.
+    let fits = unsafe { (*value).is_null() || CStr::from_ptr(*value).count_bytes() <= LONGEST };
+    if !fits {
+        // SAFETY: see is_allowed().
+        unsafe {
+            pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(c"A channel has at most 63 bytes.".as_ptr());
+        }
+    }
+    fits && is_allowed(source)
+}
+
 /// Refuses settings `prefix.*` that nobody has defined.
 pub fn reserve_prefix(prefix: &CStr) {
     // SAFETY: called once by `_PG_init`, after all settings are defined.

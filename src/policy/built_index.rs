@@ -26,12 +26,12 @@ SELECT x.oid, format('%I.%I', n.nspname, x.relname), x.relkind = 'I',
        EXISTS (SELECT FROM expiry.policy o WHERE o.relation = i.indrelid AND o.name <> b.policy)
 FROM expiry.binding b LEFT JOIN expiry.policy p ON p.name = b.policy, pg_index i
 JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_namespace n ON n.oid = x.relnamespace
-WHERE b.policy = $1 AND b.database = $2
+WHERE b.policy = $1 AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version)
   AND (i.indexrelid = b.index OR i.indrelid = p.relation AND x.relname = b.index_name)
 ORDER BY i.indexrelid = b.index DESC";
 
-fn named(name: &str) -> [(Oid, Option<pg_sys::Datum>); 2] {
-    [(pg_sys::TEXTOID, text(name)), (pg_sys::OIDOID, Some(catalog::database().into()))]
+fn named(name: &str) -> [(Oid, Option<pg_sys::Datum>); 1] {
+    [(pg_sys::TEXTOID, text(name))]
 }
 
 /// All indexes of ours that belong to this policy; more than one after the policy has changed.
@@ -76,8 +76,9 @@ pub fn note_failure(policy: &str, error: &PgError) {
 /// The error of the last build, if it is too early for another.
 pub fn recent_failure(policy: &str) -> Option<PgError> {
     const FIRST_US: i64 = 5_000_000;
-    const FAILURE: &str = "SELECT build_failures, build_failed_at, build_error FROM expiry.binding
-                           WHERE policy = $1 AND database = $2 AND build_failures > 0";
+    const FAILURE: &str = "SELECT build_failures, build_failed_at, build_error FROM expiry.binding b
+                           WHERE policy = $1 AND build_failures > 0
+                             AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version)";
     let failure = catalog::read(FAILURE, &named(policy), |row, n| {
         (row.expect::<i32>(n, 0), Timestamp(row.expect(n, 1)), row.expect::<String>(n, 2))
     });
@@ -97,10 +98,11 @@ pub fn hand_over(policy: &str, index: Oid) {
         UPDATE expiry.binding SET index = $2 WHERE policy = (
             SELECT o.name FROM expiry.policy o JOIN expiry.binding b ON b.policy = o.name
             JOIN pg_index i ON i.indrelid = o.relation
-            WHERE i.indexrelid = $2 AND o.name <> $1 AND b.index IS NULL AND b.database = $3
+            WHERE i.indexrelid = $2 AND o.name <> $1 AND b.index IS NULL
+              AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version)
             ORDER BY o.name LIMIT 1)";
-    let [policy, database] = named(policy);
-    catalog::write(HAND_OVER, &[policy, (pg_sys::OIDOID, Some(index.into())), database]);
+    let [policy] = named(policy);
+    catalog::write(HAND_OVER, &[policy, (pg_sys::OIDOID, Some(index.into()))]);
 }
 
 /// An index of ours and the policy, or former policy, for which it was built.
@@ -115,15 +117,16 @@ pub fn bindings() -> Vec<Binding> {
     const GONE: &str = "\
         SELECT b.policy FROM expiry.binding b
         WHERE NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)
-          AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = b.index AND b.database = $1)";
+          AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = b.index
+              AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version))";
     const BINDINGS: &str = "\
         SELECT b.policy, b.index, EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)
-        FROM expiry.binding b JOIN pg_index i ON i.indexrelid = b.index WHERE b.database = $1";
-    let database = [(pg_sys::OIDOID, Some(catalog::database().into()))];
-    for policy in catalog::read(GONE, &database, |row, n| row.expect::<String>(n, 0)) {
+        FROM expiry.binding b JOIN pg_index i ON i.indexrelid = b.index
+        WHERE expiry.is_bound_here(b.database, b.system_identifier, b.server_version)";
+    for policy in catalog::read(GONE, &[], |row, n| row.expect::<String>(n, 0)) {
         forget(&policy);
     }
-    catalog::read(BINDINGS, &database, |row, n| Binding {
+    catalog::read(BINDINGS, &[], |row, n| Binding {
         policy: row.expect(n, 0),
         index: row.expect(n, 1),
         has_policy: row.expect(n, 2),
@@ -143,11 +146,14 @@ pub fn keep_only(policy: &str, index: Option<Oid>) {
     }
 }
 
-/// What was kept for the sake of the index.
+/// What was kept for the sake of the index. Locked first: somebody may be making a policy of this name, whose
+/// binding it is then, and only the next statement sees that.
 pub fn forget(policy: &str) {
-    catalog::write(
-        "DELETE FROM expiry.binding b WHERE policy = $1
-         AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)",
-        &[(pg_sys::TEXTOID, text(policy))],
-    );
+    const LOCK: &str = "SELECT FROM expiry.binding WHERE policy = $1 FOR UPDATE";
+    const FORGET: &str = "\
+        DELETE FROM expiry.binding b WHERE policy = $1
+        AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
+    let name = [(pg_sys::TEXTOID, text(policy))];
+    catalog::read(LOCK, &name, |_, _| ());
+    catalog::write(FORGET, &name);
 }

@@ -24,14 +24,11 @@ pub fn create(
     let relation = Relation::find(oid).ok_or(PolicyError::UnknownRelation)?;
     relation.check_kind()?;
     relation.check_inheritance()?;
-    if !role::may_act_for(relation.owner) {
-        return Err(
-            PolicyError::NotRelationOwner { relation: relation.sql, owner: relation.owner_name }.into()
-        );
-    }
-    // From here on nobody changes the relation under us.
+    check_ownership(&relation)?;
+    // From here on nobody changes the relation under us, nor gives it to another.
     catalog::lock_shared(oid);
     let relation = Relation::find(oid).ok_or(PolicyError::UnknownRelation)?;
+    check_ownership(&relation)?;
     relation.check_partitions(true)?;
     stored::forget_dropped();
     let stored = Stored {
@@ -52,6 +49,13 @@ pub fn create(
         _ => None,
     };
     Ok(Policy { index, ..resolved.policy })
+}
+
+fn check_ownership(relation: &Relation) -> Result<(), PolicyError> {
+    if role::may_act_for_owner_of(relation.oid) {
+        return Ok(());
+    }
+    Err(PolicyError::NotRelationOwner { relation: relation.sql.clone(), owner: relation.owner_name.clone() })
 }
 
 /// The name that was given, else the relation's, else, if a policy on another relation has that, the
@@ -81,13 +85,21 @@ fn chosen_name(given: Option<String>, relation: &Relation) -> Result<String, Pol
 /// Changes what is given, leaves the rest. A restored policy stays so unless it is unpaused with it.
 pub fn alter(name: &str, given: &Definition, pause: Option<bool>) -> Result<(), Error> {
     stored::lock(name);
+    if given.says_what_runs() {
+        // As in `create`.
+        catalog::lock_shared(authorized(name)?.1.oid);
+    }
     let (mut stored, relation) = authorized(name)?;
     let is_restored = stored.binding.is_none();
     stored.definition = stored.definition.altered_by(given.clone());
     stored.is_paused = pause.unwrap_or(stored.is_paused);
     let mut stored = resolve(&relation, stored, given)?.stored;
-    if is_restored && pause != Some(false) {
-        stored.binding = None;
+    if is_restored {
+        if pause == Some(false) {
+            stored::continue_event_ids();
+        } else {
+            stored.binding = None;
+        }
     }
     stored::update(&stored);
     wake::at_commit();
@@ -123,6 +135,9 @@ pub fn resume(name: Option<&str>) -> Result<(), Error> {
         stored::lock(&name);
         let (mut stored, relation) = authorized(&name)?;
         stored.is_paused = false;
+        if stored.binding.is_none() {
+            stored::continue_event_ids();
+        }
         match resolve(&relation, stored, &Definition::default()) {
             Ok(resolved) => stored::update(&resolved.stored),
             Err(error) if is_one => return Err(error.into()),

@@ -31,6 +31,11 @@ pub struct Definition {
 }
 
 impl Definition {
+    /// Whether it names code, or columns that have code.
+    pub fn says_what_runs(&self) -> bool {
+        self.deadline.is_some() || self.predicate.is_some() || self.cancel_function.is_some()
+    }
+
     /// What `given` says, and where it is silent, what `self` said.
     pub fn altered_by(self, given: Self) -> Self {
         Self {

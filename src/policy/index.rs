@@ -52,7 +52,7 @@ pub fn find(policy: &Policy) -> IndexState {
     });
     let fitting = indexes.into_iter().filter(|(_, _, _, condition)| {
         // Proofs evaluate operators, which may be a user's.
-        role::as_user(policy.owner, || {
+        role::looking_as(policy.owner, || {
             predicate::is_equivalent(Some(&policy.predicate_tree), condition.as_deref())
         })
     });

@@ -21,6 +21,7 @@ pub fn load(name: &str) -> Option<Loaded> {
 /// Every policy on relations of this owner. Forgets those whose relation has been dropped.
 pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
     stored::forget_dropped();
+    stored::forget_leftovers();
     if stored::pass_on(owner) {
         // The new owner may need a worker.
         wake::at_commit();
@@ -36,12 +37,13 @@ pub fn load_all_of(owner: Oid) -> Vec<(String, Loaded)> {
 pub fn owners() -> Vec<Oid> {
     const OWNERS: &str = "\
         SELECT DISTINCT c.relowner FROM expiry.policy p JOIN pg_class c ON c.oid = p.relation
-        WHERE NOT p.paused AND EXISTS (SELECT FROM expiry.binding b WHERE b.policy = p.name AND b.database = $1)
+        WHERE NOT p.paused AND EXISTS (
+            SELECT FROM expiry.binding b
+            WHERE b.policy = p.name AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version))
         UNION
         SELECT c.relowner FROM expiry.binding b JOIN pg_class c ON c.oid = b.index
-        WHERE b.database = $1 AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
-    let arguments = [(pgrx::pg_sys::OIDOID, Some(catalog::database().into()))];
-    catalog::read(OWNERS, &arguments, |row, n| row.expect(n, 0))
+        WHERE expiry.is_bound_here(b.database, b.system_identifier, b.server_version) AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = b.policy)";
+    catalog::read(OWNERS, &[], |row, n| row.expect(n, 0))
 }
 
 /// What loading `stored` comes to; with `follows`, names of today are written down.
@@ -125,7 +127,7 @@ pub fn check_may_act_for(name: &str) {
 /// The policy, if the current user may act for the owner of its relation.
 pub(super) fn authorized(name: &str) -> Result<(Stored, Relation), Error> {
     let (stored, relation) = found(name)?;
-    if !role::may_act_for(relation.owner) {
+    if !role::may_act_for_owner_of(relation.oid) {
         return Err(Error::NotPolicyOwner { name: name.into(), owner: relation.owner_name });
     }
     Ok((stored, relation))
@@ -142,7 +144,7 @@ fn found(name: &str) -> Result<(Stored, Relation), Error> {
 pub fn names_that_one_may_act_for() -> Vec<String> {
     stored::all_of(None)
         .into_iter()
-        .filter(|stored| Relation::find(stored.relation).is_some_and(|r| role::may_act_for(r.owner)))
+        .filter(|stored| role::may_act_for_owner_of(stored.relation))
         .map(|stored| stored.name)
         .collect()
 }

@@ -65,7 +65,7 @@ fn parse_predicate(relation: &Relation, text: &str, origin: Origin) -> Result<Pr
 }
 
 fn write_predicate(relation: &Relation, tree: String) -> Predicate {
-    let sql = role::as_user(relation.owner, || parser::deparse(relation.oid, &tree));
+    let sql = role::looking_as(relation.owner, || parser::deparse(relation.oid, &tree));
     let columns: Vec<&Column> =
         parser::columns_of(&tree).iter().filter_map(|column| relation.column(column.number)).collect();
     if let Some(column) = columns.iter().find(|column| column.is_virtual) {

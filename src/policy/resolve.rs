@@ -122,7 +122,7 @@ pub(super) fn text_of(
 /// owner: what he may not see is not found, and what is evaluated on the way is evaluated as he.
 pub(super) fn reading<R>(origin: Origin, relation: &Relation, f: impl FnOnce() -> R) -> R {
     let path = match origin {
-        Origin::Caller => return role::as_user(relation.owner, f),
+        Origin::Caller => return role::looking_as(relation.owner, f),
         Origin::Stored => PINNED_SEARCH_PATH.to_owned(),
         Origin::Setting => search_path(&relation.schema, &relation.schema),
     };
@@ -133,7 +133,7 @@ pub(super) fn reading<R>(origin: Origin, relation: &Relation, f: impl FnOnce() -
         ("DateStyle", "ISO, YMD"),
         ("IntervalStyle", "postgres"),
     ];
-    guc::with_settings(&settings, || role::as_user(relation.owner, f))
+    guc::with_settings(&settings, || role::looking_as(relation.owner, f))
 }
 
 fn resolve_deadline<'a>(
@@ -195,7 +195,7 @@ fn resolve_function(
     let is_trusted = || {
         Some(candidate.owner) == bound.function_owner
             || candidate.owner == relation.owner
-            || role::as_user(candidate.owner, || role::may_act_for(relation.owner))
+            || role::has_rights_of(candidate.owner, relation.owner)
     };
     if is_bound && bound.function.is_some() && !is_trusted() {
         return Err(PolicyError::FunctionReplaced {

@@ -6,9 +6,9 @@ use pgrx::pg_sys::{self, Oid};
 
 use super::built_index;
 use super::definition::Definition;
-use crate::pg::catalog;
 use crate::pg::clock::Timestamp;
 use crate::pg::spi::{Argument, Rows, text};
+use crate::pg::{catalog, lock};
 
 /// A policy as it is stored.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Stored {
     pub binding: Option<Binding>,
 }
 
-/// A row of `expiry.binding` that is of this database.
+/// A row of `expiry.binding` that is of this database, see [`is_bound_here`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Binding {
     pub deadline_column: Option<i16>,
@@ -42,14 +42,14 @@ SELECT p.name, p.relation::oid, p.owner::text, p.paused,
        b.function, b.function_owner, b.predicate_columns, p.remind_before, p.remind_late
 FROM expiry.policy p
 JOIN pg_class c ON c.oid = p.relation
-LEFT JOIN expiry.binding b ON b.policy = p.name AND b.database = $2
-WHERE ($3 IS NULL OR p.name = $3) AND ($4 IS NULL OR c.relowner = $4)
+LEFT JOIN expiry.binding b
+    ON b.policy = p.name AND expiry.is_bound_here(b.database, b.system_identifier, b.server_version)
+WHERE ($2 IS NULL OR p.name = $2) AND ($3 IS NULL OR c.relowner = $3)
 ORDER BY p.name";
 
 fn select(name: Option<&str>, owner: Option<Oid>) -> Vec<Stored> {
     let arguments = [
         (pg_sys::INT8OID, catalog::system_identifier().into_datum()),
-        (pg_sys::OIDOID, Some(catalog::database().into())),
         (pg_sys::TEXTOID, name.and_then(text)),
         (pg_sys::OIDOID, owner.map(Into::into)),
     ];
@@ -113,6 +113,35 @@ pub fn forget_dropped() {
         remove(&name);
     }
 }
+
+/// Removes what is kept about policies that are gone: a worker may have written it while they were being
+/// dropped. A probe for each name, however many rows there are.
+pub fn forget_leftovers() {
+    const LEFTOVERS: &str = "\
+        WITH RECURSIVE named (policy) AS (
+            (SELECT policy FROM expiry.failure ORDER BY policy LIMIT 1)
+            UNION ALL
+            SELECT (SELECT f.policy FROM expiry.failure f WHERE f.policy > n.policy ORDER BY f.policy LIMIT 1)
+            FROM named n WHERE n.policy IS NOT NULL)
+        SELECT n.policy FROM (SELECT policy FROM named UNION SELECT policy FROM expiry.progress) n
+        WHERE n.policy IS NOT NULL AND NOT EXISTS (SELECT FROM expiry.policy p WHERE p.name = n.policy)";
+    if catalog::is_read_only() {
+        return;
+    }
+    for name in catalog::read(LEFTOVERS, &[], |row, n| row.expect::<String>(n, 0)) {
+        for table in TABLES_BESIDE {
+            catalog::write(table, &[(pg_sys::TEXTOID, text(&name))]);
+        }
+    }
+}
+
+/// Only rows that nobody else is at.
+const TABLES_BESIDE: [&str; 2] = [
+    "DELETE FROM expiry.failure WHERE ctid = ANY (ARRAY(
+         SELECT ctid FROM expiry.failure WHERE policy = $1 LIMIT 1000 FOR UPDATE SKIP LOCKED))",
+    "DELETE FROM expiry.progress WHERE policy = (
+         SELECT policy FROM expiry.progress WHERE policy = $1 FOR UPDATE SKIP LOCKED)",
+];
 
 /// Writes down who owns relations now that were this owner's; whether there are any.
 pub fn pass_on(owner: Oid) -> bool {
@@ -240,16 +269,48 @@ pub fn update_names(policy: &Stored) {
     }
 }
 
+/// Whether a row of `expiry.binding` is of this database, and not of another with the same number in
+/// another cluster, which logical replication may have brought. Of an older server it came by pg_upgrade.
+#[pgrx::pg_extern(sql = r"
+CREATE FUNCTION is_bound_here(database oid, system_identifier bigint, server_version int) RETURNS boolean
+    LANGUAGE c STRICT STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+COMMENT ON FUNCTION is_bound_here(oid, bigint, int) IS
+    'Internal: whether a row of expiry.binding is of this database in this cluster, or came with it by pg_upgrade.';
+")]
+fn is_bound_here(database: Oid, system_identifier: i64, server_version: i32) -> bool {
+    database == catalog::database()
+        && (system_identifier == catalog::system_identifier() || server_version < catalog::server_version())
+}
+
+/// Events that have come with a copy of the tables may be ahead of the sequence of their ids.
+pub fn continue_event_ids() {
+    const AHEAD: &str = "\
+        SELECT e.id FROM (SELECT max(id) AS id FROM expiry.event) e, expiry.event_id_seq s
+        WHERE e.id >= CASE WHEN s.is_called THEN s.last_value + 1 ELSE s.last_value END";
+    let ahead = || catalog::read(AHEAD, &[], |row, n| row.expect::<i64>(n, 0)).pop();
+    // Whoever draws ids holds this lock.
+    if ahead().is_some()
+        && let Some(events) = catalog::expiry_relation("event")
+    {
+        lock::exclusively(events);
+        if let Some(last) = ahead() {
+            let last = [(pg_sys::INT8OID, Some(last.into()))];
+            catalog::read("SELECT setval('expiry.event_id_seq', $1)", &last, |_, _| ());
+        }
+    }
+}
+
 /// Ties a policy to this database and cluster. An index of ours stays, also of a policy of this name that
 /// was dropped just now: whether it fits is the index builder's to see.
 fn bind(name: &str, binding: &Binding) {
     catalog::write(
         "INSERT INTO expiry.binding AS b (policy, database, system_identifier, deadline_column, predicate_tree,
-                predicate_columns, function, function_owner)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                predicate_columns, function, function_owner, server_version)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
          ON CONFLICT (policy) DO UPDATE SET database = $2, system_identifier = $3, deadline_column = $4,
-                predicate_tree = $5, predicate_columns = $6, function = $7, function_owner = $8,
-                index = CASE WHEN b.database = $2 THEN b.index END,
+                predicate_tree = $5, predicate_columns = $6, function = $7, function_owner = $8, server_version = $9,
+                index = CASE WHEN expiry.is_bound_here(b.database, b.system_identifier, b.server_version)
+                             THEN b.index END,
                 build_failures = 0, build_failed_at = NULL, build_error = NULL",
         &[
             (pg_sys::TEXTOID, text(name)),
@@ -260,6 +321,7 @@ fn bind(name: &str, binding: &Binding) {
             (pg_sys::TEXTARRAYOID, binding.predicate_columns.clone().into_datum()),
             (pg_sys::OIDOID, binding.function.map(Into::into)),
             (pg_sys::OIDOID, binding.function_owner.map(Into::into)),
+            (pg_sys::INT4OID, catalog::server_version().into_datum()),
         ],
     );
 }

@@ -1,6 +1,7 @@
 //! Pure decisions: no PostgreSQL, no clock, no I/O. pgrx-tests compiles this folder by itself and tests
 //! its properties. Times are microseconds.
 
+pub mod alert;
 pub mod backoff;
 pub mod batch_size;
 pub mod deadline;
@@ -12,7 +13,9 @@ pub mod patience;
 pub mod payload;
 pub mod queue;
 pub mod reminder;
+pub mod spell;
 pub mod sweep;
 pub mod throttle;
 pub mod trip;
 pub mod turns;
+pub mod version;

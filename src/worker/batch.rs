@@ -14,14 +14,14 @@ use super::cancel::{self, Verdict};
 use super::event::{self, Outcome};
 use super::settle;
 use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
-use super::waiting::{self, Key, Waiting};
-use crate::pg::call::forget_what_survives_rollback;
+use super::waiting::{self, Key, Passing, Waiting};
+use crate::pg::call::{forget_session_state, forget_what_survives_rollback};
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::pg::debug_point::{self, DebugPoint};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Rows, Spi};
-use crate::pg::{array, json, xact};
+use crate::pg::{array, guest, json, role, xact};
 use crate::policy::Policy;
 use crate::settings;
 
@@ -54,9 +54,11 @@ pub struct Order<'a> {
 pub struct Done {
     pub claimed: usize,
     pub cancelled: Vec<Key>,
+    /// Of each cancelled row.
+    pub deadlines: Vec<Option<Timestamp>>,
+    /// When they were cancelled.
+    pub occurred_at: Option<Timestamp>,
     pub declined: Vec<Key>,
-    /// Microseconds, of each row with a finite deadline.
-    pub lateness_us: Vec<i64>,
     /// The deadline of the last row claimed.
     pub last_deadline: Option<Timestamp>,
     /// When nothing was claimed: the next deadline to come.
@@ -65,6 +67,16 @@ pub struct Done {
     pub claim_time: Duration,
     /// Those that the calls left in the transaction.
     pub subtransactions: usize,
+}
+
+impl Done {
+    /// Of each cancelled row, in microseconds; `None` without a finite deadline.
+    pub fn lateness_us(&self) -> impl Iterator<Item = Option<i64>> {
+        self.deadlines.iter().map(|deadline| {
+            let deadline = deadline.filter(|deadline| deadline.is_finite());
+            Some(self.occurred_at?.since(deadline?))
+        })
+    }
 }
 
 /// What a batch that was rolled back was doing.
@@ -164,7 +176,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         true => Which::All,
         false => Which::NotWaiting,
     };
-    waiting::exclude(order.waiting, order.now, order.takes_collided);
+    waiting::exclude(order.waiting, order.now, Passing::Claim { takes_collided: order.takes_collided });
     let begun = Instant::now();
     let limit = i64::try_from(order.limit).unwrap_or(i64::MAX);
     let claimed = statements.claim(
@@ -193,7 +205,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
             "the cancel function left the row due"
         );
     }
-    xact::check_deferred_constraints();
+    fire_what_was_deferred(order.in_worker);
     debug_point::reach(DebugPoint::Called);
 
     let outcomes: Vec<Outcome> = (0..claimed.count)
@@ -225,11 +237,8 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         claimed: claimed.count,
         declined: keys_where(false),
         cancelled: keys_where(true),
-        lateness_us: outcomes
-            .iter()
-            .filter_map(|outcome| outcome.deadline.filter(|deadline| deadline.is_finite()))
-            .map(|deadline| occurred_at.since(deadline))
-            .collect(),
+        deadlines: outcomes.iter().map(|outcome| outcome.deadline).collect(),
+        occurred_at: Some(occurred_at),
         last_deadline: claimed.datum(claimed.count - 1, DEADLINE).map(|at| Timestamp(at.value() as i64)),
         next_deadline: None,
         claim_time,
@@ -237,8 +246,39 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
     }
 }
 
+/// Runs now what the calls have left to the commit. Whoever writes events holds up all others who do until his
+/// commit, so nothing of an owner's may run in between: what triggers leave behind in their turn is refused.
+fn fire_what_was_deferred(in_worker: bool) {
+    xact::check_deferred_constraints();
+    if in_worker {
+        forget_session_state();
+    } else {
+        guest::refuse_held_cursors();
+    }
+    role::restricted_now(xact::check_deferred_constraints);
+}
+
 fn instant(rows: &Rows<'_>, row: usize, column: usize) -> i64 {
     rows.datum(row, column).map_or(i64::MAX, |at| at.value() as i64)
+}
+
+/// The oldest deadline of the backlog, without rows that have had their chance and wait for another.
+pub fn oldest(
+    policy: &Policy,
+    statements: &Statements,
+    waiting: &Rc<RefCell<Waiting>>,
+    now: Timestamp,
+) -> Result<Option<Timestamp>, PgError> {
+    /// The year 3000 BC: whose deadline is -infinity has none that could have passed.
+    const FIRST: Timestamp = Timestamp(-157_754_736_000_000_000);
+    let floor = policy.starts_at.map_or(FIRST, |starts_at| starts_at.max(FIRST));
+    xact::in_transaction(policy.owner, || {
+        waiting::exclude(waiting, now, Passing::Parked);
+        spi::connected(|spi| {
+            let rows = statements.oldest(spi, &[Some(floor.datum()), Some(now.datum())]);
+            (!rows.is_empty()).then(|| rows.get(0, 0).map(Timestamp)).flatten()
+        })
+    })
 }
 
 /// Which of these keys are of rows that are not due any more.

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 
 use pgrx::pg_sys::Oid;
 
-use super::duty::{Duty, Step};
+use super::alarm;
+use super::duty::{Duty, Step, tell_stopped};
 use super::progress;
 use super::prune::Prune;
 use crate::board;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{catalog, inval, latch, wake, xact};
+use crate::pg::{bgworker, catalog, inval, latch, wake, xact};
 use crate::policy::{self, Loaded};
 use crate::settings;
 
@@ -114,6 +116,9 @@ impl Cycle {
         self.duties.sort_by_key(|duty| duty.next_deadline().unwrap_or(Timestamp::INFINITY));
         let mut goes_on = false;
         for duty in &mut self.duties {
+            if duty.next_look() <= clock::now() {
+                bgworker::report_running(&format!("cancelling rows of policy \"{}\"", duty.policy.name));
+            }
             match duty.step(usize::MAX) {
                 Step::Again { .. } => goes_on = true,
                 Step::Rest => (),
@@ -123,7 +128,9 @@ impl Cycle {
                 }
             }
             goes_on |= duty.remind()?;
-            duty.progress.write_if_due(&duty.policy.name, clock::now())?;
+            let now = clock::now();
+            duty.watch(now);
+            duty.progress.write_if_due(&duty.policy.name, now)?;
         }
         Ok(goes_on)
     }
@@ -149,6 +156,7 @@ impl Cycle {
     fn reload(&mut self) -> Result<(), PgError> {
         let owner = self.owner;
         let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
+            installed::check();
             inval::ignore_only(
                 OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
             );
@@ -186,7 +194,7 @@ impl Cycle {
     }
 
     fn set_aside(&mut self, name: String, loaded: Loaded) -> Result<(), PgError> {
-        let (state, reason) = match loaded {
+        let (state, error) = match loaded {
             Loaded::Paused | Loaded::Restored => return Ok(()),
             Loaded::Indexing(policy) => {
                 self.reloads_at_next_look = true;
@@ -196,15 +204,18 @@ impl Cycle {
             Loaded::Stopped(error) => {
                 // Somebody has locked the relation while it had to be looked at: that passes.
                 self.reloads_at_next_look |= error.sqlstate == "55P03";
-                ("stopped", Some(error.to_string()))
+                ("stopped", Some(error))
             }
             Loaded::Ready(_) => unreachable!("has a duty"),
         };
         self.live += 1;
-        let shown = (state, reason);
+        let shown = (state, error.as_ref().map(PgError::to_string));
         if self.idle.get(&name) != Some(&shown) {
-            if let (_, Some(reason)) = &shown {
-                pgrx::warning!("pg_expiry: policy \"{name}\" is stopped: {reason}");
+            if let Some(error) = &error {
+                tell_stopped(&name, error);
+                if error.sqlstate != "55P03" {
+                    alarm::tell_stopped(&name, error);
+                }
             }
             progress::write_state(&name, shown.0, shown.1.clone())?;
             self.idle.insert(name, shown);

@@ -8,6 +8,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use pgrx::PgSqlErrorCode;
+
+use super::alarm::Alarm;
 use super::batch::{self, Done, Order};
 use super::failure;
 use super::progress::Progress;
@@ -15,19 +18,29 @@ use super::push::Push;
 use super::remind::Reminders;
 use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
+use crate::pg::asides::{self, Aside};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
-use crate::pg::timeout;
+use crate::pg::{json, log, timeout};
 use crate::policy::Policy;
+use crate::rules::alert::Trouble;
 use crate::rules::backoff;
 use crate::rules::batch_size::BatchSize;
+use crate::rules::fault::{Fault, classify};
 use crate::rules::patience::Patience;
+use crate::rules::payload::rfc3339;
 use crate::rules::sweep;
+use crate::rules::throttle::{Quota, Throttle};
 use crate::rules::trip::{Seen, Trip};
 use crate::settings;
 
 /// Of so many claims and one more, one takes rows that have collided.
 const CLAIMS_WITHOUT_COLLIDED: u32 = 3;
+
+/// The extension has just been dropped.
+const UNDEFINED_TABLE: &str = "42P01";
+
+const WARNING: PgSqlErrorCode = PgSqlErrorCode::ERRCODE_WARNING;
 
 pub struct Duty {
     pub policy: Policy,
@@ -57,11 +70,22 @@ pub struct Duty {
     probed_at: Timestamp,
     probe_us: i64,
     checked_at: Timestamp,
+    /// So many of the failed rows were looked at, whether they are still due, in this round.
+    checked: usize,
     pub(super) push: Push,
+    pub(super) alarm: Alarm,
     pub(super) reminders: Reminders,
     /// What is known of `expiry.failure` may be out of date.
     reads_failures: bool,
     pub(super) in_worker: bool,
+    complaints: Throttle,
+    pub(super) row_complaints: Quota,
+}
+
+/// Says once why a policy does nothing, and what to do.
+pub(super) fn tell_stopped(policy: &str, error: &PgError) {
+    let hint = error.hint.as_deref().unwrap_or("It is tried again by and by; see expiry.status.");
+    log::warning(WARNING, format!("pg_expiry: policy \"{policy}\" is stopped: {error}"), Some(hint));
 }
 
 /// What one step came to.
@@ -98,10 +122,14 @@ impl Duty {
             probed_at: Timestamp(0),
             probe_us: 0,
             checked_at: Timestamp(0),
+            checked: 0,
             push: Push::default(),
+            alarm: Alarm::default(),
             reminders: Reminders::default(),
             reads_failures: true,
             in_worker,
+            complaints: Throttle::default(),
+            row_complaints: Quota::default(),
             policy,
         }
     }
@@ -143,11 +171,42 @@ impl Duty {
         let now = clock::now();
         let reason = error.to_string();
         if self.progress.state("stopped", Some(reason.clone())) {
-            pgrx::warning!("pg_expiry: policy \"{}\" is stopped: {reason}", self.policy.name);
+            tell_stopped(&self.policy.name, error);
+            self.alarm.note(Trouble::Stopped, true, Some(&error.to_string()));
         }
         self.collisions += 1;
         let wait_us = backoff::wait_us(FIRST_US, self.collisions, now.0.unsigned_abs()).min(LONGEST_US);
         self.pauses_until = now.plus_micros(wait_us);
+    }
+
+    fn is_well(&mut self) {
+        self.progress.state("active", None);
+        self.alarm.note(Trouble::Tripped, false, None);
+        self.alarm.note(Trouble::Stopped, false, None);
+    }
+
+    /// Says on the channel of alerts, if there is one, what has become wrong or is right again.
+    pub fn watch(&mut self, now: Timestamp) {
+        let Some(channel) = settings::alert_channel() else { return };
+        if let Err(error) = self.watch_for(&channel, now)
+            && classify(&error.sqlstate, false) == Fault::Row
+            && error.sqlstate != UNDEFINED_TABLE
+        {
+            self.complain("could not send an alert", &error);
+        }
+    }
+
+    fn watch_for(&mut self, channel: &str, now: Timestamp) -> Result<(), PgError> {
+        self.alarm.read(&self.policy.name)?;
+        if self.alarm.wants_look(now) {
+            let oldest = batch::oldest(&self.policy, &self.statements, &self.waiting, now);
+            self.alarm.looked(oldest, now);
+        }
+        if !self.reads_failures {
+            let has_quarantined = self.waiting.borrow().has_quarantined();
+            self.alarm.note(Trouble::Quarantined, has_quarantined, None);
+        }
+        self.alarm.tell(channel, &self.policy.name)
     }
 
     /// When the next step is worth taking.
@@ -291,7 +350,7 @@ impl Duty {
         if done.claimed == 0 {
             self.collisions = 0;
             if !self.trip.is_tripped() {
-                self.progress.state("active", None);
+                self.is_well();
             }
             self.looked_at = now;
             self.next_deadline = done.next_deadline;
@@ -316,20 +375,39 @@ impl Duty {
             self.pauses_until = now.plus_micros(claimed * 1_000_000 / i64::from(rate.max(1)));
         }
         if self.trip.is_tripped() {
-            pgrx::log!("pg_expiry: policy \"{}\" works again", self.policy.name);
+            log::info(format!("pg_expiry: policy \"{}\" works again", self.policy.name));
             self.waiting.borrow_mut().acquit(now);
             self.reads_failures = true;
         }
-        self.progress.state("active", None);
+        self.is_well();
         self.trip = self.trip.after(Seen::Success, now.0);
         self.streak.clear();
-        self.progress.cancelled(done.cancelled.len(), &done.lateness_us);
+        let lateness_us: Vec<i64> = done.lateness_us().flatten().collect();
+        self.progress.cancelled(done.cancelled.len(), &lateness_us);
+        if settings::log_cancellations() {
+            self.log_cancellations(&done);
+        }
         self.progress.declined(done.declined.len());
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
             self.decline(key, now);
         }
         Step::Again { cancelled: done.cancelled.len() }
+    }
+
+    /// An audit trail: what is in it has been committed.
+    fn log_cancellations(&self, done: &Done) {
+        let rows = done.cancelled.iter().zip(&done.deadlines).zip(done.lateness_us());
+        for ((key, deadline), lateness_us) in rows {
+            let deadline = deadline.filter(|deadline| deadline.is_finite()).and_then(|d| rfc3339(d.0));
+            let late = lateness_us.map_or(String::new(), |us| format!(", {} ms late", us / 1000));
+            log::info(format!(
+                "pg_expiry: policy \"{}\" has cancelled row {}, deadline {}{late}",
+                self.policy.name,
+                json::text_of(key),
+                deadline.as_deref().unwrap_or("-infinity"),
+            ));
+        }
     }
 
     fn postpone_waiting(&mut self, now: Timestamp) {
@@ -343,6 +421,7 @@ impl Duty {
             _ => 1,
         };
         let until = now.plus_micros(self.policy.retry_delay_ms * 1000);
+        asides::note(&self.policy.name, &key, Aside::Declined(times), until);
         waiting.set(key, Wait::new(until, Reason::Declined { times }));
     }
 
@@ -362,7 +441,15 @@ impl Duty {
         if !recorded.is_empty()
             && let Err(error) = failure::forget(&self.policy.name, &recorded)
         {
-            pgrx::warning!("pg_expiry: policy \"{}\": {error}", self.policy.name);
+            self.complain("could not forget rows that have failed before", &error);
+        }
+    }
+
+    /// What goes wrong beside the cancelling; said once a minute.
+    pub(super) fn complain(&mut self, what: &str, error: &PgError) {
+        let message = format!("pg_expiry: policy \"{}\" {what}: {error}", self.policy.name);
+        if self.complaints.allows(&message, clock::now().0) {
+            log::warning(WARNING, message, Some("It is tried again by and by."));
         }
     }
 
@@ -375,16 +462,26 @@ impl Duty {
             return;
         }
         self.checked_at = now;
-        let failed: Vec<Key> = self.waiting.borrow().failed().take(MOST).cloned().collect();
+        let failed: Vec<Key> =
+            self.waiting.borrow().failed().skip(self.checked).take(MOST).cloned().collect();
+        if failed.len() < MOST {
+            self.checked = 0;
+        }
         if failed.is_empty() {
             return;
         }
         let gone = batch::no_longer_due(&self.policy, &self.statements, &failed, now)
             .and_then(|gone| failure::forget(&self.policy.name, &gone).map(|()| gone));
         match gone {
-            Ok(gone) => gone.iter().for_each(|key| {
-                self.waiting.borrow_mut().remove(key);
-            }),
+            Ok(gone) => {
+                // Those that are still due are not looked at again before all the others were.
+                if failed.len() == MOST {
+                    self.checked += MOST - gone.len();
+                }
+                gone.iter().for_each(|key| {
+                    self.waiting.borrow_mut().remove(key);
+                });
+            }
             Err(error) => pgrx::debug1!("pg_expiry: policy \"{}\": {error}", self.policy.name),
         }
     }

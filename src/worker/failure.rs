@@ -4,6 +4,7 @@
 use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
 
+use super::alarm;
 use super::event::{self, Outcome};
 use super::waiting::{Key, Reason, Wait};
 use crate::pg::caught::PgError;
@@ -69,6 +70,9 @@ fn record_one(spi: &Spi, policy: &Policy, key: &[u8], error: &PgError, pushes: b
     if until == Timestamp::INFINITY {
         let outcome = Outcome { key: json::from_bytes(key), deadline: None, stated: None, data: None };
         event::record(spi, policy, "quarantined", &[outcome], pushes);
+        if pushes {
+            alarm::notify_quarantined(&policy.name, key, attempts, error);
+        }
     }
     Wait::new(until, Reason::Failed { attempts })
 }

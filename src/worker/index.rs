@@ -5,13 +5,14 @@
 //! CONCURRENTLY on each partition, and attached. Beginning and attaching need locks that a checkout would
 //! wait for; they are asked for with a timeout of a few milliseconds, again and again.
 
-use pgrx::IntoDatum;
 use pgrx::pg_sys::{self, Oid};
+use pgrx::{IntoDatum, PgSqlErrorCode};
 
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
 use crate::pg::spi::text;
-use crate::pg::{catalog, database, guc, latch, predicate, utility, wake, xact};
+use crate::pg::{catalog, guc, latch, log, predicate, utility, wake, xact};
 use crate::policy::built_index::{self, BuiltIndex};
 use crate::policy::index::{self, IndexState};
 use crate::policy::{self, Loaded, Policy};
@@ -44,9 +45,13 @@ pub fn build_named(name: &str) {
     // Whoever wanted it asks again if something was in the way.
     if let Err(error) = result
         && !is_busy(&error)
-        && transaction(|| database::has_extension(c"pg_expiry")).unwrap_or(true)
+        && installed::is_served()
     {
-        pgrx::warning!("pg_expiry: deadline index of policy \"{name}\": {error}");
+        log::warning(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            format!("pg_expiry: deadline index of policy \"{name}\": {error}"),
+            Some("It is tried again by and by, and at once by expiry.resume()."),
+        );
     }
 }
 

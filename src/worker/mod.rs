@@ -1,6 +1,7 @@
 //! The processes that the launcher starts: the worker, which serves one owner of one database; the
 //! scout, which sees what a database has; the index builder.
 
+pub mod alarm;
 pub mod batch;
 pub mod cancel;
 pub mod cycle;
@@ -27,6 +28,7 @@ use pgrx::pg_sys::Oid;
 
 use self::cycle::Cycle;
 use crate::board::{self, Assignment, Work};
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock;
 use crate::pg::latch::Woken;
@@ -54,7 +56,7 @@ pub fn run(argument: u64) {
         Work::BuildIndex(policy) => {
             bgworker::connect(Some(database), "pg_expiry index builder");
             board::connected();
-            if has_extension() {
+            if installed::is_served() {
                 index::build_named(&policy);
             }
         }
@@ -77,7 +79,7 @@ fn serve(owner: Oid) {
                 board::publish(look.next_due, look.policies, looks);
                 Some(look.next_look)
             }
-            Err(error) if has_extension() => {
+            Err(error) if installed::is_served() => {
                 trouble.rest_after(&error, generation);
                 cycle.want_reload();
                 None
@@ -94,10 +96,6 @@ fn serve(owner: Oid) {
             cycle.want_reload();
         }
     }
-}
-
-fn has_extension() -> bool {
-    xact::in_transaction(BOOTSTRAP_SUPERUSER, || database::has_extension(c"pg_expiry")).unwrap_or(true)
 }
 
 fn show_whom_it_serves(owner: Oid) {
@@ -129,7 +127,10 @@ impl Trouble {
             log::warning(
                 PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
                 format!("worker could not look for due rows: {error}"),
-                error.hint.as_deref(),
+                error
+                    .hint
+                    .as_deref()
+                    .or(Some("It is tried again by and by, and at once when a policy has changed.")),
             );
         }
         let until = now.plus_micros((1_000_000_i64 << self.errors.min(6)).min(60_000_000));

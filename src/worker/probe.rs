@@ -48,7 +48,8 @@ pub fn of(name: &str) -> Result<Probe, Error> {
 }
 
 fn look_at_rows(policy: &Policy, probe: &mut Probe) {
-    let looked = xact::subtransaction(|| (due::count(policy), due::deadlines(policy)));
+    let looked =
+        xact::subtransaction(|| due::along_the_index(|| (due::count(policy), due::deadlines(policy))));
     match looked {
         Ok((backlog, (oldest, next))) => {
             probe.backlog = Some(backlog);

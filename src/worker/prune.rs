@@ -3,11 +3,12 @@
 //! A pass walks over the events from the least id on, as far as they are old, and begins again by and by:
 //! what it has kept for a consumer it meets again, so passes take at most 2 % of the time.
 
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::in_own_transaction;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
+use crate::pg::log;
 use crate::rules::sweep;
 use crate::rules::throttle::Throttle;
 use crate::settings;
@@ -79,7 +80,8 @@ impl Prune {
             // Another worker is at it, or the extension has just been dropped.
             Err(error) if matches!(error.sqlstate.as_str(), "55P03" | "42P01") => (),
             Err(error) if self.throttle.allows(&error.message, now.0) => {
-                pgrx::warning!("pg_expiry: old events could not be deleted: {error}");
+                let message = format!("pg_expiry: old events could not be deleted: {error}");
+                log::warning(PgSqlErrorCode::ERRCODE_WARNING, message, Some("It is tried again by and by."));
             }
             Err(_) => (),
         }

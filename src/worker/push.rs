@@ -6,12 +6,12 @@
 //! From where is written by the transaction that withholds (see `event`), so that it is known whoever
 //! withheld, a worker that was killed or a `CALL expiry.run()`.
 
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::in_own_transaction;
 use crate::pg::caught::PgError;
 use crate::pg::spi::Spi;
-use crate::pg::{notify, role, spi};
+use crate::pg::{log, notify, role, spi};
 use crate::policy::{Notify, Policy};
 use crate::rules::payload;
 use crate::rules::queue::Queue;
@@ -95,13 +95,15 @@ fn resync(policy: &Policy) -> Result<(), PgError> {
             notify::notify(&policy.channel, &payload::resync(&policy.name, before.expect(0, 0)));
         }
     })?;
-    pgrx::log!("pg_expiry: policy \"{}\": notifications go on", policy.name);
+    log::info(format!("pg_expiry: policy \"{}\": notifications go on", policy.name));
     Ok(())
 }
 
 fn warn(policy: &Policy) {
-    pgrx::warning!(
-        "pg_expiry: policy \"{}\": notifications are withheld, the notification queue fills up; events are recorded. A session that listens is stuck in a transaction: see pg_stat_activity",
+    let message = format!(
+        "pg_expiry: policy \"{}\": notifications are withheld, the notification queue fills up; events are recorded",
         policy.name
     );
+    let hint = "A session that listens is stuck in a transaction: see pg_stat_activity.";
+    log::warning(PgSqlErrorCode::ERRCODE_WARNING, message, Some(hint));
 }

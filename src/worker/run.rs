@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
+use super::due;
 use super::duty::{Duty, Step};
 use super::index;
 use super::trouble::QUERY_CANCELED;
 use crate::error::Error;
+use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{clock, latch, shmem, xact};
+use crate::pg::{clock, guest, latch, role, shmem, xact};
 use crate::policy::{self, Loaded, Policy};
 
 /// So long after the last success a run gives up what others are in the way of.
@@ -33,6 +35,7 @@ fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallIn
     if max_rows.is_some_and(|rows| rows < 0) {
         Error::OutOfRange { parameter: "max_rows", value: max_rows.unwrap_or_default().to_string() }.raise();
     }
+    installed::check();
     let names = match name {
         Some(name) => {
             policy::check_may_act_for(name);
@@ -65,13 +68,23 @@ fn run_policies(names: &[String], is_all: bool, left: &mut usize) -> Result<(), 
 
 fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError> {
     let Some(policy) = ready(name, is_all)? else { return Ok(()) };
+    let owner = policy.owner;
+    let since = clock::now();
+    let result = cancel_due(name, policy, left);
+    if owner != role::current_user() {
+        xact::in_transaction(BOOTSTRAP_SUPERUSER, || guest::forget_traces(owner, since))?;
+    }
+    result
+}
+
+fn cancel_due(name: &str, policy: Policy, left: &mut usize) -> Result<(), PgError> {
     let mut duty = Duty::new(Policy { max_rate: None, ..policy }, false);
     let begun = Instant::now();
     let mut said = begun;
     let mut last_success = begun;
     let mut done = 0;
     let mut outcome = Ok(());
-    while *left > 0 {
+    while *left > 0 && outcome.is_ok() {
         match duty.step(*left) {
             Step::Again { cancelled } => {
                 *left -= cancelled.min(*left);
@@ -82,20 +95,22 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
             }
             Step::Rest => match duty.collided_until() {
                 Some(until) if last_success.elapsed() < PATIENCE => {
-                    latch::pause((until.since(clock::now()) / 1000).clamp(1, 1000));
+                    let milliseconds = (until.since(clock::now()) / 1000).clamp(1, 1000);
+                    outcome = xact::surviving(|| latch::pause(milliseconds));
                 }
                 _ => break,
             },
-            Step::Broken(error) => {
-                outcome = Err(error);
-                break;
-            }
+            Step::Broken(error) => outcome = Err(error),
         }
-        xact::check_for_interrupts();
-        if said.elapsed() >= NOTICE_PAUSE {
+        // Whoever is terminated between two batches gets no further than this.
+        outcome = outcome.and_then(|()| xact::surviving(xact::check_for_interrupts));
+        let now = clock::now();
+        if duty.progress.next_write().is_some_and(|due| due <= now) {
+            outcome = outcome.and(duty.progress.write(name, now));
+        }
+        if said.elapsed() >= NOTICE_PAUSE && outcome.is_ok() {
             said = Instant::now();
-            let rate = done as u64 / begun.elapsed().as_secs().max(1);
-            pgrx::notice!("policy \"{name}\": {done} rows cancelled so far, {rate} a second");
+            outcome = tell_progress(&duty.policy, done, begun);
         }
     }
     while outcome.is_ok() {
@@ -112,6 +127,14 @@ fn run_policy(name: &str, is_all: bool, left: &mut usize) -> Result<(), PgError>
     // What was done was done, also if there is an error now.
     let written = duty.progress.write(name, clock::now());
     outcome.and(written)
+}
+
+/// For who waits: how far it is. What fails here is the policy's trouble, and met by the next batch too.
+fn tell_progress(policy: &Policy, done: usize, begun: Instant) -> Result<(), PgError> {
+    let rate = done as u128 * 1000 / begun.elapsed().as_millis().max(1);
+    let left = xact::in_transaction(BOOTSTRAP_SUPERUSER, || due::along_the_index(|| due::count(policy)))?;
+    pgrx::notice!("policy \"{}\": {done} rows cancelled so far, {rate} a second, {left} left", policy.name);
+    Ok(())
 }
 
 /// The policy, when it can be worked on; of several, those that cannot are passed over.

@@ -42,6 +42,7 @@ pub struct Statements {
     next: Kept,
     settle: Kept,
     recheck: Kept,
+    oldest: Kept,
 }
 
 /// A statement whose plan is kept.
@@ -71,6 +72,7 @@ impl Statements {
             probe: Kept::new(claim_sql(policy, true, "DESC"), instants),
             recheck: Kept::new(recheck_sql(policy), vec![pg_sys::TIMESTAMPTZOID, pg_sys::JSONBARRAYOID]),
             next: Kept::new(next_sql(policy), vec![pg_sys::TIMESTAMPTZOID]),
+            oldest: Kept::new(oldest_sql(policy), vec![pg_sys::TIMESTAMPTZOID, pg_sys::TIMESTAMPTZOID]),
             settle: Kept::new(
                 settle_sql(policy),
                 std::iter::once(pg_sys::TIMESTAMPTZOID)
@@ -99,6 +101,11 @@ impl Statements {
     /// `$1` now. The first deadline after it, if any.
     pub fn next<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
         self.along_the_index(|| self.next.run(spi, arguments))
+    }
+
+    /// `$1` floor, `$2` now. The first deadline between the two, of a row that does not wait, if any.
+    pub fn oldest<'spi>(&self, spi: &'spi Spi, arguments: &[Argument]) -> Rows<'spi> {
+        self.along_the_index(|| self.oldest.run(spi, arguments))
     }
 
     /// `$1` now, then an array for each key column. The positions (from 1) of the rows that are due.
@@ -196,6 +203,18 @@ pub fn next_sql(policy: &Policy) -> String {
         from(policy),
         policy.predicate,
         policy.deadline.is_later("$1"),
+        policy.deadline.column_sql,
+    )
+}
+
+fn oldest_sql(policy: &Policy) -> String {
+    format!(
+        "SELECT {} FROM {} WHERE ({}) AND {} AND NOT expiry.is_waiting({}) ORDER BY {ROW}.{} LIMIT 1",
+        policy.deadline.instant(),
+        from(policy),
+        policy.predicate,
+        policy.deadline.is_due("$1", "$2"),
+        key_json(&policy.key),
         policy.deadline.column_sql,
     )
 }

@@ -1,12 +1,17 @@
 //! What follows from a batch that was rolled back: whose fault it was, and who waits how long.
 
+use pgrx::PgSqlErrorCode;
+
 use super::batch::{Failed, Stage};
 use super::duty::{Duty, Step};
 use super::failure;
 use super::waiting::{Key, Reason, Wait};
+use crate::installed;
+use crate::pg::asides::{self, Aside};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
-use crate::pg::json;
+use crate::pg::{json, log};
+use crate::rules::alert::Trouble;
 use crate::rules::backoff;
 use crate::rules::fault::{Fault, classify};
 use crate::rules::trip::{Seen, THRESHOLD, Trip};
@@ -45,6 +50,10 @@ impl Duty {
         }
         if classify(&error.sqlstate, timed_out) == Fault::Transient {
             return self.collided(stage, &error, now);
+        }
+        if !installed::is_served() {
+            // DROP or ALTER EXTENSION has come in between: not the row's fault. The worker's next look ends it.
+            return if self.in_worker { Step::Rest } else { Step::Broken(error) };
         }
         match stage {
             Stage::Claiming => return Step::Broken(error),
@@ -100,7 +109,9 @@ impl Duty {
                     Some(Wait { reason: Reason::Failed { attempts }, .. }) => Reason::Failed { attempts },
                     _ => Reason::Collided,
                 };
-                waiting.set(key, Wait { until: ended_at.plus_micros(wait(collisions)), reason, collisions });
+                let until = ended_at.plus_micros(wait(collisions));
+                asides::note(&self.policy.name, &key, Aside::Collided(collisions), until);
+                waiting.set(key, Wait { until, reason, collisions });
                 troubles = troubles.max(collisions);
                 took_us * i64::from(self.collisions / STREAK).min(LONGEST_PAUSE)
             }
@@ -140,7 +151,7 @@ impl Duty {
         let waits = match failure::record(&self.policy, keys, error, !self.push.is_withheld()) {
             Ok(waits) => waits,
             Err(unrecorded) => {
-                pgrx::warning!("pg_expiry: policy \"{}\": {unrecorded}", self.policy.name);
+                self.complain("could not record a failure", &unrecorded);
                 self.pauses_until = now.plus_micros(settings::lookahead_ms() * 1000);
                 return;
             }
@@ -185,28 +196,42 @@ impl Duty {
         }
     }
 
-    fn warn_of_row(&self, key: &[u8], wait: Wait, error: &PgError) {
+    /// A line an attempt, as long as they are few.
+    fn warn_of_row(&mut self, key: &[u8], wait: Wait, error: &PgError) {
         let Reason::Failed { attempts } = wait.reason else { return };
-        let next = if wait.until.is_finite() { "will be tried again" } else { "is quarantined" };
-        pgrx::warning!(
-            "pg_expiry: policy \"{}\": attempt {attempts} of {} for row {} failed, the row {next}: {error}",
+        let Some(kept_back) = self.row_complaints.allows(clock::now().0) else { return };
+        let (next, hint) = if wait.until.is_finite() {
+            ("will be tried again", "See expiry.failure.")
+        } else {
+            ("is quarantined", "See expiry.failure; expiry.retry() lets it go again when the cause is gone.")
+        };
+        let kept_back = match kept_back {
+            0 => String::new(),
+            rows => format!(" ({rows} failures before it were not logged)"),
+        };
+        let message = format!(
+            "pg_expiry: policy \"{}\": attempt {attempts} of {} for row {} failed, the row {next}: {error}{kept_back}",
             self.policy.name,
             self.policy.max_attempts,
             json::text_of(key),
         );
+        log::warning(PgSqlErrorCode::ERRCODE_WARNING, message, Some(hint));
     }
 
     /// It is the function's fault, not the rows': they get their attempts back.
     fn tripped(&mut self, error: &PgError, now: Timestamp) {
-        self.progress.state("tripped", Some(format!("every call fails, the last with: {error}")));
-        pgrx::warning!(
+        let reason = format!("every call fails, the last with: {error}");
+        self.alarm.note(Trouble::Tripped, true, Some(&reason));
+        self.progress.state("tripped", Some(reason));
+        let message = format!(
             "pg_expiry: policy \"{}\" pauses itself, every call of {} fails, the last with: {error}",
-            self.policy.name,
-            self.policy.function.identity,
+            self.policy.name, self.policy.function.identity,
         );
+        let hint = "Mend the function, or what it needs: a few rows are tried by and by, and at once after it was replaced.";
+        log::warning(PgSqlErrorCode::ERRCODE_WARNING, message, Some(hint));
         let streak = std::mem::take(&mut self.streak);
         if let Err(error) = failure::forget(&self.policy.name, &streak) {
-            pgrx::warning!("pg_expiry: policy \"{}\": {error}", self.policy.name);
+            self.complain("could not forget rows that have failed before", &error);
         }
         let mut waiting = self.waiting.borrow_mut();
         for key in streak {

@@ -47,6 +47,8 @@ pub struct Waiting {
     rows: HashMap<Key, Wait>,
     /// What [`Self::next`] has found, until something changes.
     next: Cell<Option<Option<Timestamp>>>,
+    /// What [`Self::has_quarantined`] has found, until something changes.
+    has_quarantined: Cell<Option<bool>>,
 }
 
 impl Waiting {
@@ -56,6 +58,7 @@ impl Waiting {
 
     fn changing(&mut self) -> &mut HashMap<Key, Wait> {
         self.next.set(None);
+        self.has_quarantined.set(None);
         &mut self.rows
     }
 
@@ -88,6 +91,16 @@ impl Waiting {
     /// Keys of the rows in `expiry.failure`.
     pub fn failed(&self) -> impl Iterator<Item = &Key> {
         self.rows.iter().filter(|(_, wait)| matches!(wait.reason, Reason::Failed { .. })).map(|(key, _)| key)
+    }
+
+    /// Whether any row has used up its attempts.
+    pub fn has_quarantined(&self) -> bool {
+        let found = self
+            .has_quarantined
+            .get()
+            .unwrap_or_else(|| self.rows.values().any(|wait| wait.until == Timestamp::INFINITY));
+        self.has_quarantined.set(Some(found));
+        found
     }
 
     /// Replaces the failed rows by those of the table.
@@ -126,7 +139,16 @@ impl Waiting {
 struct Claiming {
     waiting: Rc<RefCell<Waiting>>,
     now: Timestamp,
-    takes_collided: bool,
+    passing: Passing,
+}
+
+/// Which of the rows that wait are passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passing {
+    /// By a claim: all whose time has not come, and if `takes_collided` is not so, those that collided.
+    Claim { takes_collided: bool },
+    /// By who wants to know how old the backlog is: those that have had their chance.
+    Parked,
 }
 
 thread_local! {
@@ -135,8 +157,8 @@ thread_local! {
 }
 
 /// Lets `expiry.is_waiting()` answer for these rows from now on.
-pub fn exclude(waiting: &Rc<RefCell<Waiting>>, now: Timestamp, takes_collided: bool) {
-    CLAIMING.set(Some(Claiming { waiting: Rc::clone(waiting), now, takes_collided }));
+pub fn exclude(waiting: &Rc<RefCell<Waiting>>, now: Timestamp, passing: Passing) {
+    CLAIMING.set(Some(Claiming { waiting: Rc::clone(waiting), now, passing }));
 }
 
 /// For the claim's own WHERE. False in every session that is not claiming.
@@ -150,8 +172,14 @@ fn is_waiting(key: pgrx::AnyElement) -> bool {
     CLAIMING.with_borrow(|claiming| {
         claiming.as_ref().is_some_and(|claiming| {
             let wait = claiming.waiting.borrow().get(&json::bytes(key.datum()));
-            wait.is_some_and(|wait| {
-                wait.until > claiming.now || wait.collisions > 0 && !claiming.takes_collided
+            wait.is_some_and(|wait| match claiming.passing {
+                Passing::Claim { takes_collided } => {
+                    wait.until > claiming.now || wait.collisions > 0 && !takes_collided
+                }
+                Passing::Parked => {
+                    wait.until > claiming.now
+                        && matches!(wait.reason, Reason::Failed { .. } | Reason::Declined { .. })
+                }
             })
         })
     })

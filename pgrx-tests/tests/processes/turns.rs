@@ -14,7 +14,7 @@ fn cluster_with(processes: usize) -> Cluster {
 }
 
 /// A session that keeps a process slot until the server is told to cancel it.
-fn occupy_a_slot(cluster: &Cluster) -> std::thread::JoinHandle<()> {
+pub fn occupy_a_slot(cluster: &Cluster) -> std::thread::JoinHandle<()> {
     let mut client = cluster.connect("postgres");
     let version: i32 =
         client.query_one("SELECT current_setting('server_version_num')::int", &[]).unwrap().get(0);
@@ -28,7 +28,7 @@ fn occupy_a_slot(cluster: &Cluster) -> std::thread::JoinHandle<()> {
     thread
 }
 
-fn vacate_the_slot(client: &mut Client) {
+pub fn vacate_the_slot(client: &mut Client) {
     let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity
                   WHERE query LIKE '%AS occupied' AND backend_type = 'client backend'";
     client.batch_execute(cancel).unwrap();

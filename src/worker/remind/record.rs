@@ -77,7 +77,8 @@ fn steps(spi: &Spi, policy: &Policy, looks: &Looks, batch: &Batch<'_>) {
     let Some(reminded_to) = reminded_to else { return };
     // Somebody else may have come further meanwhile.
     let after = if policy.remind_late { batch.after } else { batch.after.max(reminded_to) };
-    let coming = looks.still(spi, after, batch.until, batch.keys);
+    // Nothing of the owner's may be left to the commit: events are written in everybody's turn.
+    let coming = role::restricted_now(|| looks.still(spi, after, batch.until, batch.keys));
     let rows: Vec<(Key, Timestamp)> =
         coming.iter().map(|row| (batch.keys[row.position].clone(), row.deadline)).collect();
     let is_new = are_new(spi, policy, batch.lead, &rows);
