@@ -30,7 +30,6 @@ COMMENT ON FUNCTION reset_stats(text) IS
     'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn reset_stats(name: Option<&str>) {
-    installed::check();
     let names = match name {
         Some(name) => {
             policy::check_may_act_for(name);
@@ -67,7 +66,7 @@ fn retry(name: &str, key: Option<JsonB>) -> i64 {
 CREATE FUNCTION restored(name text, key jsonb, data jsonb DEFAULT NULL) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION restored(text, jsonb, jsonb) IS
-    'To be called by whoever puts a cancelled row back, in the same transaction and last: records an event of kind restored for the row with this key (64-bit integers as numbers or strings), with data, and notifies it at the commit. Changes nothing of the row. Until the transaction ends, other transactions that record events wait. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, P0002 no row has this key, and those of create_policy() if something that it needs is gone.';
+    'To be called by whoever puts a cancelled row back, in the same transaction: at its commit, records an event of kind restored for the row with this key (64-bit integers as numbers or strings), as it is now, with data, and notifies it. Changes nothing of the row. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, P0002 no row has this key, and those of create_policy() if something that it needs is gone; 0A000 at PREPARE TRANSACTION.';
 ")]
 fn restored(name: Option<&str>, key: Option<pgrx::AnyElement>, data: Option<pgrx::AnyElement>) {
     installed::check();

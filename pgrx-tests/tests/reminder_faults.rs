@@ -9,7 +9,8 @@ use pg_expiry_tests::{Cluster, Mode, Shop, Signal, signal, wait_for_value, wait_
 use super::reminders::{reminders, shop, wait_for_later, wait_for_reminders, wait_for_reminders_of};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The advisory lock of the debug point `Reminded`.
+/// The advisory locks of the debug points `Recorded` and `Reminded`.
+const RECORDED: i64 = 0x6578_7069_7279_0003;
 const REMINDED: i64 = 0x6578_7069_7279_0004;
 const HELD: &str =
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Reminded'";
@@ -225,8 +226,24 @@ fn reminder_holds_up_nobody() {
 fn reminders_wait_for_the_event_ids() {
     let mut shop = shop(", remind_before => '{1 hour}'");
     shop.fill(1..=1, "now() + interval '2 hours'");
-    let mut other = shop.db.connect();
-    other.batch_execute("BEGIN; SELECT expiry.restored('orders', '{\"id\": 1}')").unwrap();
+    // The worker of another owner, who has written his events and does not come to commit.
+    let role = format!("other_{}", shop.db.name);
+    shop.client
+        .batch_execute(&format!(
+            "CREATE ROLE {role}; CREATE SCHEMA other AUTHORIZATION {role}; SET ROLE {role};
+             CREATE TABLE other.bills (id bigint PRIMARY KEY, status text DEFAULT 'pending', pay_by timestamptz DEFAULT now());
+             CREATE FUNCTION other.close_bill(k bigint) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE other.bills SET status = 'closed' WHERE id = k $$;
+             SELECT expiry.create_policy('other.bills', 'pay_by', $$status = 'pending'$$, 'other.close_bill(bigint)');
+             RESET ROLE"
+        ))
+        .unwrap();
+    shop.wait_for_index();
+    let mut holder = shop.db.connect();
+    holder.execute("SELECT pg_advisory_lock($1)", &[&RECORDED]).unwrap();
+    shop.client.batch_execute("INSERT INTO other.bills VALUES (1)").unwrap();
+    let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Recorded'";
+    wait_for_value(&mut shop.client, held, 1_i64);
     shop.fill(2..=20, "now() + interval '1 hour 3 s'");
     // It has given up at least once: it waits no longer than pg_expiry.lock_timeout, 500 ms.
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
@@ -234,8 +251,14 @@ fn reminders_wait_for_the_event_ids() {
     for is_waiting in [1_i64, 0, 1] {
         wait_for_value(&mut shop.client, waits, is_waiting);
     }
-    other.batch_execute("COMMIT").unwrap();
+    holder.batch_execute("SELECT pg_advisory_unlock_all()").unwrap();
     wait_for_reminders_of(&mut shop, &(2..=20).map(|id| (id, 3600.0, 1)).collect::<Vec<_>>());
+    wait_for_value(&mut shop.client, "SELECT status FROM other.bills", "closed".to_owned());
+    shop.client
+        .batch_execute(&format!(
+            "DELETE FROM expiry.event WHERE policy = 'bills'; SELECT expiry.stop_workers(); DROP OWNED BY {role} CASCADE; DROP ROLE {role}"
+        ))
+        .unwrap();
     shop.assert_invariant();
 }
 

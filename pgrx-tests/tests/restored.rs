@@ -45,25 +45,76 @@ fn restored_row_is_an_event_of_its_own_transaction() {
     assert_eq!(listener.next(10 * SECOND).json["kind"], "cancelled");
 }
 
-/// Ids stay in order: who records an event later waits, and is not skipped by anybody who reads.
+/// Ids stay in order, and an open transaction holds up nobody: its event is written when it commits.
 #[test]
-fn open_transaction_holds_up_other_events_and_loses_none() {
+fn open_transaction_holds_up_no_other_events() {
     let mut shop = Shop::new();
     shop.fill(1..=1, "now()");
     shop.settle();
-    shop.wait_for_index();
     let mut other = shop.db.connect();
     other.batch_execute("BEGIN; SELECT expiry.restored('orders', '{\"id\": \"1\"}')").unwrap();
     shop.fill(2..=2, "now()");
-    let waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'pg_expiry worker'
-                 AND datname = current_database() AND wait_event_type = 'Lock'";
-    wait_for_value(&mut shop.client, waits, true);
-    assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), 1);
-    other.batch_execute("COMMIT").unwrap();
     shop.settle();
-    let kinds = "SELECT string_agg(kind, ' ' ORDER BY id) FROM expiry.event";
-    assert_eq!(shop.value::<String>(kinds), "cancelled restored cancelled");
+    other.batch_execute("COMMIT").unwrap();
+    let kinds = "SELECT string_agg(kind || ' ' || (key->>'id'), ', ' ORDER BY id) FROM expiry.event";
+    assert_eq!(shop.value::<String>(kinds), "cancelled 1, cancelled 2, restored 1");
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 0);
+}
+
+/// What a savepoint has asked for goes or stays with it, whatever is nested; and what a transaction that fails at
+/// its commit has asked for is not there.
+#[test]
+fn savepoints_keep_or_take_back_their_events() {
+    let mut shop = Shop::new();
+    shop.fill(1..=6, "now() + interval '1 h'");
+    shop.client
+        .batch_execute(
+            "CREATE TABLE late (x int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO late VALUES (1)",
+        )
+        .unwrap();
+    let restored = |id: i64| format!("SELECT expiry.restored('orders', '{{\"id\": {id}}}')");
+    let [one, two, three, four, five, six] = std::array::from_fn(|n| restored(n as i64 + 1));
+    shop.client
+        .batch_execute(&format!(
+            "BEGIN; {one}; SAVEPOINT a; {two}; SAVEPOINT b; {three}; RELEASE b; SAVEPOINT c; {four}; ROLLBACK TO c; RELEASE a;
+             SAVEPOINT d; SAVEPOINT e; {five}; RELEASE e; ROLLBACK TO d; {six}"
+        ))
+        .unwrap();
+    shop.client.batch_execute("COMMIT").unwrap();
+    let keys = "SELECT string_agg(key->>'id', ' ' ORDER BY id) FROM expiry.event";
+    assert_eq!(shop.value::<String>(keys), "1 2 3 6");
+    // It fails, and the next transaction of the session begins with nothing.
+    assert_refused(&mut shop.client, &format!("BEGIN; {one}; INSERT INTO late VALUES (1); COMMIT"), "23505");
+    shop.client.batch_execute("BEGIN; SELECT 1; COMMIT").unwrap();
+    assert_eq!(shop.value::<String>(keys), "1 2 3 6");
+    shop.client
+        .batch_execute(&format!("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT 1; {two}; COMMIT"))
+        .unwrap();
+    shop.client
+        .batch_execute(&format!(
+            "DO $$ BEGIN PERFORM 1 / 0; EXCEPTION WHEN OTHERS THEN PERFORM ({four}); END $$"
+        ))
+        .unwrap();
+    assert_eq!(shop.value::<String>(keys), "1 2 3 6 2 4");
+}
+
+/// Prepared, it would hold up all other events until somebody commits it.
+#[test]
+fn transaction_that_is_prepared_is_refused() {
+    let cluster = Cluster::builder().setting("max_prepared_transactions", "2").start();
+    let mut shop = Shop::in_database(cluster.create_database());
+    shop.db.create_extension();
+    shop.create_policy("");
+    shop.fill(1..=1, "now() + interval '1 h'");
+    let restored = "SELECT expiry.restored('orders', '{\"id\": 1}')";
+    assert_refused(&mut shop.client, &format!("BEGIN; {restored}; PREPARE TRANSACTION 'p'"), "0A000");
+    shop.client
+        .batch_execute(&format!("BEGIN; SAVEPOINT s; {restored}; ROLLBACK TO s; PREPARE TRANSACTION 'p'"))
+        .unwrap();
+    shop.client.batch_execute("COMMIT PREPARED 'p'").unwrap();
+    assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), 0);
+    shop.client.batch_execute(restored).unwrap();
+    assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.event"), 1);
 }
 
 /// Whoever may not act for the owner may tell nothing in his name.

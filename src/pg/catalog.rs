@@ -159,3 +159,9 @@ pub fn is_read_only() -> bool {
     // SAFETY: reads a process-global and shared memory.
     unsafe { pg_sys::XactReadOnly || pg_sys::RecoveryInProgress() }
 }
+
+/// Raises (25006) if this transaction refuses to write; `command` is named in the error.
+pub fn prevent_if_read_only(command: &std::ffi::CStr) {
+    // SAFETY: a C string, which is only read.
+    unsafe { pg_sys::PreventCommandIfReadOnly(command.as_ptr()) };
+}

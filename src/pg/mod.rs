@@ -7,6 +7,7 @@
 
 pub mod array;
 pub mod asides;
+pub mod before_commit;
 pub mod bells;
 pub mod bgworker;
 pub mod call;

@@ -1,5 +1,6 @@
 //! `expiry.restored()`: the event of a row that somebody has put back, in the transaction that does so. What
-//! "put back" means is the user's to know; ours is that events tell of it, in order with all others.
+//! "put back" means is the user's to know; ours is that events tell of it, in order with all others. So it is written
+//! when that transaction commits: whoever writes events holds up all others until he has.
 
 use pgrx::pg_sys;
 
@@ -10,7 +11,7 @@ use super::statements::{from, key_json, key_matches, stated};
 use crate::error::Error;
 use crate::pg::clock::Timestamp;
 use crate::pg::spi::{self, Argument};
-use crate::pg::{json, wake};
+use crate::pg::{before_commit, catalog, json, wake};
 use crate::policy::Policy;
 
 /// Records the event of the row with this key, as the row is now.
@@ -35,7 +36,22 @@ pub fn record(policy: &Policy, key: Argument, data: Argument) -> Result<(), Erro
             key: key.map_or("NULL".into(), json::text),
         });
     };
-    let outcome = Outcome { key: json::from_bytes(&key_of_row), deadline, stated, data };
+    catalog::prevent_if_read_only(c"restored()");
+    let data = data.map(json::bytes);
+    let policy = policy.clone();
+    before_commit::pend(move || {
+        let outcome = Outcome {
+            key: json::from_bytes(&key_of_row),
+            deadline,
+            stated,
+            data: data.as_deref().map(json::from_bytes),
+        };
+        write(&policy, outcome);
+    });
+    Ok(())
+}
+
+fn write(policy: &Policy, outcome: Outcome) {
     spi::connected(|spi| {
         let pushes = push::is_open_for_client(spi, policy);
         if !pushes {
@@ -44,5 +60,4 @@ pub fn record(policy: &Policy, key: Argument, data: Argument) -> Result<(), Erro
         }
         event::record(spi, policy, "restored", &[outcome], pushes);
     });
-    Ok(())
 }

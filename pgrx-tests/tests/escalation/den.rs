@@ -168,7 +168,7 @@ impl Drop for Den {
         if !std::thread::panicking() {
             let both = format!("{}, {}", self.low_name, self.victim_name);
             let _ = self.superuser.batch_execute(&format!(
-                "RESET ROLE; SELECT expiry.start_workers(); DROP OWNED BY {both} CASCADE; DROP ROLE {both}"
+                "RESET ROLE; SELECT expiry.stop_workers(); DROP OWNED BY {both} CASCADE; DROP ROLE {both}"
             ));
         }
     }

@@ -275,3 +275,30 @@ fn cursor_that_would_be_read_at_the_commit() {
     den.superuser_does("SELECT expiry.start_workers()");
     den.assert_victim_is_well();
 }
+
+/// Nor does anybody hold up the others with an event of his own, in an open transaction or in a call.
+#[test]
+fn nobody_keeps_his_turn() {
+    let mut den = Den::new();
+    den.low_creates_policy("status = 'pending'", "");
+    den.low_does("INSERT INTO den.orders (id) VALUES (1)");
+    den.wait_for_cancelled(1);
+    den.low_does("BEGIN; SELECT expiry.restored('den', '{\"id\": 1}')");
+    den.assert_victim_is_well();
+    den.low_does("COMMIT");
+    den.low_does(
+        "CREATE OR REPLACE FUNCTION den.cancel_order(k bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM expiry.restored('den', '{\"id\": 1}');
+             PERFORM pg_sleep(120) FROM den.orders WHERE id = k AND status = 'pending';
+             UPDATE den.orders SET status = 'cancelled' WHERE id = k; END $$;
+         INSERT INTO den.orders (id) VALUES (2)",
+    );
+    wait_until("the low role to sleep", 30 * SECOND, || {
+        let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity
+                       WHERE wait_event = 'PgSleep' AND datname = current_database() AND backend_type = 'pg_expiry worker')";
+        den.superuser.query_one(sql, &[]).unwrap().get::<_, bool>(0)
+    });
+    den.assert_victim_is_well();
+    let events = "SELECT count(*) FROM expiry.event WHERE policy = 'den' AND kind = 'restored'";
+    assert_eq!(den.low.query_one(events, &[]).unwrap().get::<_, i64>(0), 1);
+}
