@@ -10,7 +10,8 @@ use pgrx::pg_sys::{Datum, Oid, SysCacheIdentifier as Cache};
 thread_local! {
     static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
     static HAS_CHANGED: Cell<bool> = const { Cell::new(true) };
-    static HAS_EVER_CHANGED: Cell<bool> = const { Cell::new(false) };
+    static REMEMBERS: Cell<bool> = const { Cell::new(false) };
+    static HAS_CHANGED_SINCE: Cell<bool> = const { Cell::new(false) };
     static IGNORED: RefCell<Vec<Oid>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -23,9 +24,16 @@ pub fn catalog_changed() -> bool {
     HAS_CHANGED.replace(false)
 }
 
-/// Whether anything was changed since the first call of [`catalog_changed`].
-pub fn has_ever_changed() -> bool {
-    HAS_EVER_CHANGED.get()
+/// Users' code is about to run: from the first time on the session may remember how things are now.
+pub fn begin_to_remember() {
+    if !REMEMBERS.replace(true) {
+        HAS_CHANGED_SINCE.set(false);
+    }
+}
+
+/// Whether the session may remember things as they are no more.
+pub fn may_remember_wrongly() -> bool {
+    REMEMBERS.get() && HAS_CHANGED_SINCE.get()
 }
 
 /// From now on changes of these relations (statistics, mostly) do not count.
@@ -64,5 +72,5 @@ unsafe extern "C-unwind" fn object_changed(_arg: Datum, _cache: c_int, _hash: u3
 
 fn note_change() {
     HAS_CHANGED.set(true);
-    HAS_EVER_CHANGED.set(true);
+    HAS_CHANGED_SINCE.set(true);
 }

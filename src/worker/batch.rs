@@ -21,7 +21,7 @@ use crate::pg::clock::Timestamp;
 use crate::pg::debug_point::{self, DebugPoint};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Rows, Spi};
-use crate::pg::{array, guest, json, role, xact};
+use crate::pg::{array, guest, inval, json, role, xact};
 use crate::policy::Policy;
 use crate::settings;
 
@@ -193,6 +193,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
 
     debug_point::reach(DebugPoint::Claimed);
     let key = |row| claimed.datum(row, KEY_JSON).expect("a key is never NULL");
+    inval::begin_to_remember();
     let verdicts = cancel::call(policy, &claimed, order.in_worker, trace);
     trace.calling_batch(claimed.count, || json::bytes(key(0)));
     let left = settle::left_due(spi, policy, statements, &claimed, &verdicts, order.now);

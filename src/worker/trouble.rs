@@ -93,7 +93,7 @@ impl Duty {
     /// the types that a record had. A client would connect anew.
     fn may_be_stale(&self, error: &PgError) -> bool {
         const FROM_MEMORY: [&str; 3] = ["42804", "0A000", "XX000"];
-        self.in_worker && FROM_MEMORY.contains(&error.sqlstate.as_str()) && inval::has_ever_changed()
+        self.in_worker && FROM_MEMORY.contains(&error.sqlstate.as_str()) && inval::may_remember_wrongly()
     }
 
     /// An error outside of any batch.

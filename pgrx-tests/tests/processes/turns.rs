@@ -15,17 +15,28 @@ fn cluster_with(processes: usize) -> Cluster {
 
 /// A session that keeps a process slot until the server is told to cancel it.
 pub fn occupy_a_slot(cluster: &Cluster) -> std::thread::JoinHandle<()> {
-    let mut client = cluster.connect("postgres");
+    let mut watcher = cluster.connect("postgres");
     let version: i32 =
-        client.query_one("SELECT current_setting('server_version_num')::int", &[]).unwrap().get(0);
+        watcher.query_one("SELECT current_setting('server_version_num')::int", &[]).unwrap().get(0);
     let parallel = if version < 160000 { "force_parallel_mode" } else { "debug_parallel_query" };
-    client.batch_execute(&format!("SET statement_timeout = 0; SET {parallel} = on")).unwrap();
-    let thread = std::thread::spawn(move || {
-        assert!(client.batch_execute("SELECT pg_sleep(600) AS occupied").is_err(), "to be cancelled");
-    });
-    let occupied = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'parallel worker'";
-    wait_for_value(&mut cluster.connect("postgres"), occupied, 1_i64);
-    thread
+    // It does without its worker when there is no slot just now, and has to begin anew.
+    wait_until("a slot", 60 * SECOND, || {
+        let mut client = cluster.connect("postgres");
+        client.batch_execute(&format!("SET statement_timeout = 0; SET {parallel} = on")).unwrap();
+        let thread = std::thread::spawn(move || {
+            assert!(client.batch_execute("SELECT pg_sleep(600) AS occupied").is_err(), "to be cancelled");
+        });
+        let sleeping = "SELECT count(*) FROM pg_stat_activity
+                        WHERE query LIKE '%AS occupied' AND wait_event = 'PgSleep'";
+        wait_for_value(&mut watcher, sleeping, 1_i64);
+        let worker = "SELECT FROM pg_stat_activity WHERE backend_type = 'parallel worker'";
+        if watcher.query(worker, &[]).unwrap().is_empty() {
+            vacate_the_slot(&mut watcher);
+            thread.join().unwrap();
+            return None;
+        }
+        Some(thread)
+    })
 }
 
 pub fn vacate_the_slot(client: &mut Client) {
