@@ -30,6 +30,7 @@ COMMENT ON FUNCTION reset_stats(text) IS
     'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
 ")]
 fn reset_stats(name: Option<&str>) {
+    installed::check();
     let names = match name {
         Some(name) => {
             policy::check_may_act_for(name);
