@@ -26,6 +26,9 @@ older_than() {
   done
 }
 
+# Most tests wait most of the time.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((3 * $(nproc)))}"
+
 for version in "${versions[@]}"; do
   options=()
   # Only the tests of pg_upgrade need a second server; without one they count as ignored.
