@@ -44,16 +44,13 @@ pub fn worker_of(owner: Oid) -> Result<i32, String> {
             "no worker of role \"{role}\" runs: all background worker slots of the server are in use, \
              max_worker_processes is too small"
         ),
-        Some(("restarting", _)) => format!(
-            "the worker of role \"{role}\" has ended unexpectedly and is started again soon: see the server's log"
-        ),
-        Some(("leaving", _)) => format!("the worker of role \"{role}\" is being stopped"),
-        Some(("held off", _)) => "another statement has this database for itself at the moment".into(),
         Some(("waiting", _)) if running >= settings::max_workers() => format!(
             "the worker of role \"{role}\" waits for its turn: pg_expiry.max_workers is {}",
             settings::max_workers()
         ),
-        Some(_) => format!("the worker of role \"{role}\" is about to start"),
+        Some((state, _)) => format!(
+            "the worker of role \"{role}\" does not run at the moment, it is {state}: see expiry.workers and the server's log"
+        ),
         None => format!("no worker of role \"{role}\" has been started yet: see expiry.workers"),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_expiry_tests::{Cluster, Shop, workers};
+use pg_expiry_tests::{Cluster, Shop, wait_until, workers};
 
 use super::{assert_says, wait_for_answer, why_not};
 
@@ -56,6 +56,25 @@ fn absent_worker_is_told_with_the_reason() {
     occupier.join().unwrap();
     wait_for_answer(&mut shop.client, "1", &["The row is not pending"]);
     assert_eq!(workers(&mut shop.client)[0].state, "running");
+}
+
+/// It is back within a second or so, so it takes a few times until the look comes in between.
+#[test]
+fn worker_that_is_between_two_lives_is_told() {
+    const IT: &str =
+        ", but the worker of role \"postgres\" does not run at the moment, it is restarting: see";
+    let mut shop = Shop::new();
+    let mut orders = 1..;
+    wait_until("it to be told", 30 * SECOND, || {
+        let id = orders.next().expect("another order");
+        shop.wait_for_worker();
+        let terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                         WHERE backend_type = 'pg_expiry worker' AND datname = current_database()";
+        shop.client.execute(terminate, &[]).expect("pg_terminate_backend");
+        shop.due(id, SECOND);
+        let said = why_not(&mut shop.client, &id.to_string());
+        if said.contains(IT) { Ok(()) } else { Err(said) }
+    });
 }
 
 #[test]
