@@ -57,9 +57,11 @@ fn look_at_rows(policy: &Policy, probe: &mut Probe) {
                 oldest.filter(|deadline| deadline.is_finite()).map(|deadline| clock::now().since(deadline));
             probe.next_deadline = next.filter(|deadline| deadline.is_finite());
         }
-        Err(error) if error.is_about_input() => {
+        // Whoever looks has cancelled his statement, or is told to end.
+        Err(error) if error.sqlstate.starts_with("57") => error.raise(),
+        // One policy must not keep the others from being seen.
+        Err(error) => {
             probe.reason.get_or_insert_with(|| error.to_string());
         }
-        Err(error) => error.raise(),
     }
 }
