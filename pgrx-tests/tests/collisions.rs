@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use pg_expiry_tests::{Shop, wait_for_value, wait_until};
+use pg_expiry_tests::{Shop, cpu_time, wait_for_value, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -137,13 +137,4 @@ fn cancelled_calls_are_repeated_and_not_counted() {
     assert_eq!(calls(&mut shop), TIMES);
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 0);
     shop.assert_invariant();
-}
-
-/// The time that a process has spent on a processor.
-fn cpu_time(pid: i32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a living process");
-    let fields: Vec<&str> = stat.rsplit(')').next().expect("stat").split_whitespace().collect();
-    // utime and stime, in hundredths of a second.
-    let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
-    Duration::from_millis(ticks * 10)
 }

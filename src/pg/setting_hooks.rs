@@ -50,6 +50,9 @@ refuse_in_session!(refuse_in_session_real, f64);
 refuse_in_session!(refuse_in_session_string, *mut c_char);
 
 type Text = GucSetting<Option<CString>>;
+/// Guarded against panics.
+type TextCheck =
+    unsafe extern "C-unwind" fn(*mut *mut c_char, *mut *mut c_void, pg_sys::GucSource::Type) -> bool;
 
 pub fn define_bool(
     name: &'static CStr,
@@ -139,20 +142,7 @@ pub fn define_string(
     context: GucContext,
     flags: GucFlags,
 ) {
-    // SAFETY: the hook is guarded against panics.
-    unsafe {
-        GucRegistry::define_string_guc_with_hooks(
-            name,
-            short,
-            long,
-            setting,
-            context,
-            flags,
-            Some(refuse_in_session_string),
-            None,
-            None,
-        );
-    }
+    define_text(name, short, long, setting, context, flags, refuse_in_session_string);
 }
 
 /// As [`define_string`], and refuses what NOTIFY would refuse.
@@ -164,6 +154,18 @@ pub fn define_channel(
     context: GucContext,
     flags: GucFlags,
 ) {
+    define_text(name, short, long, setting, context, flags, check_channel);
+}
+
+fn define_text(
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static Text,
+    context: GucContext,
+    flags: GucFlags,
+    check: TextCheck,
+) {
     // SAFETY: the hook is guarded against panics.
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
@@ -173,7 +175,7 @@ pub fn define_channel(
             setting,
             context,
             flags,
-            Some(check_channel),
+            Some(check),
             None,
             None,
         );
