@@ -8,14 +8,15 @@ CREATE TABLE orders (
     status  text NOT NULL DEFAULT 'pending',
     pay_by  timestamptz NOT NULL
 );
+CREATE SEQUENCE order_id CACHE 100;
 CREATE INDEX orders_deadline ON orders (pay_by) WHERE status = 'pending';
 
--- One order.
+-- One order. Some of those who call it may do so twice for an order, or for one that was paid.
 CREATE FUNCTION cancel_order(order_id bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ordered int;
 BEGIN
-    UPDATE orders SET status = 'cancelled' WHERE id = order_id RETURNING sku INTO ordered;
+    UPDATE orders SET status = 'cancelled' WHERE id = order_id AND status = 'pending' RETURNING sku INTO ordered;
     UPDATE stock SET qty = qty + 1 WHERE sku = ordered;
 END $$;
 
@@ -58,6 +59,28 @@ BEGIN
                  ORDER BY pay_by LIMIT batch_size FOR UPDATE SKIP LOCKED)
         SELECT count(cancel_order(id)::text) INTO cancelled FROM claimed;
         EXIT WHEN cancelled = 0;
+        COMMIT;
+    END LOOP;
+END $$;
+
+-- For several at once: without locking the stock in the order of its key they would meet in deadlocks.
+CREATE FUNCTION cancel_orders_in_turn(order_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM stock WHERE sku IN (SELECT sku FROM orders WHERE id = ANY (order_ids)) ORDER BY sku FOR UPDATE;
+    PERFORM cancel_orders(order_ids);
+END $$;
+
+CREATE PROCEDURE drain_in_turn(batch_size int) LANGUAGE plpgsql AS $$
+DECLARE
+    due timestamptz := clock_timestamp();
+    claimed bigint[];
+BEGIN
+    LOOP
+        SELECT array_agg(id) INTO claimed FROM (
+            SELECT id FROM orders WHERE status = 'pending' AND pay_by <= due
+            ORDER BY pay_by LIMIT batch_size FOR UPDATE SKIP LOCKED) o;
+        EXIT WHEN claimed IS NULL;
+        PERFORM cancel_orders_in_turn(claimed);
         COMMIT;
     END LOOP;
 END $$;

@@ -1,25 +1,34 @@
 //! A backlog is worked off: how many orders a second, by whom.
 
+use std::thread;
+use std::time::Instant;
+
+use pg_expiry_tests::Cluster;
 use pg_expiry_tests::postgres::Client;
 
-use crate::contest::{Contest, Rival};
+use crate::contest::{Axis, Contest, Line, Part, Plot, Shape, Target};
 use crate::scale::Scale;
-use crate::shop::Shop;
-
-const BATCH: i32 = 1000;
-const OVERDUE: &str = "now() - interval '1 h' + id * interval '1 ms'";
+use crate::shop::{OVERDUE, Shop};
 
 /// Who works it off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+enum By {
     /// pg_expiry with the function for a batch.
     Array,
     /// pg_expiry with the function for an order.
     Row,
     /// A loop in SQL that does what the function for a batch does.
     SqlBatches,
+    /// The same in so much larger batches.
+    SqlLargeBatches,
     /// A loop in SQL that calls the function for an order.
     SqlRows,
+    /// One statement for all of it.
+    SqlAtOnce,
+    /// pg_expiry with a worker and an assistant.
+    TwoWorkers,
+    /// Two sessions with a loop in SQL.
+    TwoLoops,
 }
 
 impl By {
@@ -28,60 +37,155 @@ impl By {
             By::Array => "pg_expiry, function for a batch",
             By::Row => "pg_expiry, function for an order",
             By::SqlBatches => "SQL loop, batches of 1000",
+            By::SqlLargeBatches => "SQL loop, batches of 10000",
             By::SqlRows => "SQL loop, batches of 1000, function for each order",
+            By::SqlAtOnce => "SQL, one statement for all",
+            By::TwoWorkers => "pg_expiry, two workers",
+            By::TwoLoops => "two SQL loops at once, batches of 1000",
         }
     }
 
-    /// Orders a second.
-    fn drain(self, shop: &mut Shop, orders: i64) -> f64 {
+    fn has_events(self) -> bool {
+        matches!(self, By::Array | By::Row | By::TwoWorkers)
+    }
+
+    fn drain(self, shop: &mut Shop, orders: i64) {
         match self {
-            By::Array => pg_expiry(shop, "cancel_orders(bigint[])"),
-            By::Row => pg_expiry(shop, "cancel_order(bigint)"),
-            By::SqlBatches => shop.run(&format!("CALL drain_by_batch({BATCH})")),
-            By::SqlRows => shop.run(&format!("CALL drain_by_row({BATCH})")),
+            By::Array => pg_expiry(shop, orders, "cancel_orders(bigint[])"),
+            By::Row => pg_expiry(shop, orders, "cancel_order(bigint)"),
+            By::TwoWorkers => pg_expiry(shop, orders, "cancel_orders_in_turn(bigint[])"),
+            By::SqlBatches => shop.run("CALL drain_by_batch(1000)"),
+            By::SqlLargeBatches => shop.run("CALL drain_by_batch(10000)"),
+            By::SqlRows => shop.run("CALL drain_by_row(1000)"),
+            By::SqlAtOnce => shop.run("CALL drain_by_batch(1000000000)"),
+            By::TwoLoops => {
+                let sessions = [shop.connect(), shop.connect()];
+                let drain = |mut session: Client| move || session.batch_execute("CALL drain_in_turn(1000)");
+                let loops = sessions.map(|session| thread::spawn(drain(session)));
+                loops.map(|each| each.join().expect("a loop").expect("a loop"));
+            }
         }
-        shop.assert_exact(orders, matches!(self, By::Array | By::Row));
-        orders as f64 / shop.first_to_last_commit().as_secs_f64()
     }
 }
 
-fn pg_expiry(shop: &mut Shop, function: &str) {
-    shop.create_policy(function, "");
-    shop.wait_until_drained();
-    shop.run("SELECT expiry.drop_policy('orders')");
+fn pg_expiry(shop: &mut Shop, orders: i64, function: &str) {
+    shop.create_policy(function);
+    shop.wait_until_cancelled(orders, || ());
+    shop.drop_policy();
 }
 
 /// With nobody else on the server.
-pub fn run(shop: &mut Shop, scale: &Scale) -> Contest {
-    contest(shop, scale, "Backlog", &[By::Array, By::SqlBatches, By::Row, By::SqlRows], |_| None)
+pub fn run(shop: &mut Shop, scale: &Scale) -> Part {
+    const ALL: [By; 6] =
+        [By::Array, By::SqlBatches, By::SqlLargeBatches, By::SqlAtOnce, By::Row, By::SqlRows];
+    let (contest, lines) = contest(shop, scale, scale.backlog, &ALL, |_| None);
+    let targets = vec![
+        Target::at_least(0.8, contest.ratio(0, 1), "function for a batch, × the SQL loop in batches of 1000"),
+        Target::at_least(0.8, contest.ratio(4, 5), "function for an order, × the SQL loop that calls it"),
+    ];
+    Part {
+        title: "A backlog, beside plain SQL".into(),
+        how: format!(
+            "{} orders are overdue; how many are cancelled a second, from the first commit to the last. pg_expiry \
+             writes an event and a notification for each order, the SQL does not. One statement for all is one \
+             transaction: it holds the lock of each order and each stock row until the last one is done.",
+            scale.backlog
+        ),
+        plots: vec![plot("backlog", "A backlog drains", lines)],
+        contests: vec![contest],
+        targets,
+        ..Part::default()
+    }
+}
+
+/// By two at once, if this pg_expiry can.
+pub fn run_shared(cluster: &Cluster, shop: &mut Shop, scale: &Scale) -> Part {
+    let title = "A backlog, shared by two".to_owned();
+    if shop.value("SELECT NOT EXISTS (SELECT FROM pg_settings WHERE name = 'pg_expiry.workers')") {
+        let notes = vec!["Not measured: this version has no pg_expiry.workers.".into()];
+        return Part { title, notes, ..Part::default() };
+    }
+    cluster.set("pg_expiry.workers", "2");
+    let (contest, _) = contest(shop, scale, scale.backlog, &[By::TwoWorkers, By::TwoLoops], |_| None);
+    cluster.reset("pg_expiry.workers");
+    Part {
+        title,
+        how: format!(
+            "{} orders are overdue. The function for a batch locks the stock rows in the order of their key first, \
+             so that two never wait for each other in a circle.",
+            scale.backlog
+        ),
+        targets: vec![Target::at_least(0.8, contest.ratio(0, 1), "two workers, × two SQL loops at once")],
+        contests: vec![contest],
+        ..Part::default()
+    }
 }
 
 /// While a session holds an old snapshot, so that nothing dead can be removed.
-pub fn run_under_old_snapshot(shop: &mut Shop, scale: &Scale) -> Contest {
-    contest(shop, scale, "Backlog under an old snapshot", &[By::Array, By::SqlBatches], |shop| {
+pub fn run_under_old_snapshot(shop: &mut Shop, scale: &Scale) -> Part {
+    let orders = scale.backlog_under_snapshot;
+    let (contest, lines) = contest(shop, scale, orders, &[By::Array, By::SqlBatches], |shop| {
         let mut holder = shop.connect();
         holder.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1").expect("a snapshot");
         Some(holder)
-    })
+    });
+    Part {
+        title: "A backlog under an old snapshot".into(),
+        how: format!(
+            "{orders} orders are overdue, and a session holds a snapshot from before, as a long report or a forgotten \
+             transaction does: no dead version of a row can be removed. The SQL loop takes time that grows with the \
+             square of the backlog, so its figure is the smaller, the larger the backlog."
+        ),
+        plots: vec![plot("snapshot", "A backlog drains under an old snapshot", lines)],
+        targets: vec![Target::at_least(
+            2.0,
+            contest.ratio(0, 1),
+            "function for a batch, × the SQL loop in batches of 1000",
+        )],
+        contests: vec![contest],
+        ..Part::default()
+    }
 }
 
+/// And the first round of each as a line.
 fn contest(
     shop: &mut Shop,
     scale: &Scale,
-    title: &'static str,
+    orders: i64,
     all: &[By],
     disturb: impl Fn(&Shop) -> Option<Client>,
-) -> Contest {
-    let mut rates: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
-    for _ in 0..scale.rounds {
-        for (by, rates) in all.iter().zip(&mut rates) {
-            shop.fill(scale.backlog, OVERDUE);
+) -> (Contest, Vec<Line>) {
+    let mut contest = Contest::new("cancelled", "orders/s", all.iter().map(|by| by.name()));
+    let mut lines = Vec::new();
+    for round in 0..scale.rounds {
+        for (place, by) in all.iter().enumerate() {
+            shop.fill(orders, OVERDUE);
             let holder = disturb(shop);
-            rates.push(by.drain(shop, scale.backlog));
+            let begun = Instant::now();
+            by.drain(shop, orders);
+            let took = begun.elapsed();
             drop(holder);
-            println!("  {}: {:.0} orders/s", by.name(), rates.last().expect("just pushed"));
+            shop.assert_exact(orders, by.has_events());
+            if *by == By::SqlAtOnce {
+                // From its only commit to its only commit is no time.
+                contest.push(place, orders as f64 / took.as_secs_f64());
+                continue;
+            }
+            contest.push(place, shop.cancelled_per_s());
+            if round == 0 {
+                lines.push(Line { name: by.name().into(), shape: Shape::Points(shop.progress()) });
+            }
         }
     }
-    let rivals = all.iter().zip(rates).map(|(by, rates)| Rival { name: by.name(), figures: rates });
-    Contest { title, unit: "orders/s", rivals: rivals.collect() }
+    (contest, lines)
+}
+
+pub fn plot(name: &str, title: &str, lines: Vec<Line>) -> Plot {
+    Plot {
+        name: name.into(),
+        title: format!("{title}, first round"),
+        x: Axis::linear("seconds since the first commit"),
+        y: Axis::linear("orders cancelled"),
+        lines,
+    }
 }

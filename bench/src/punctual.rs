@@ -1,144 +1,169 @@
 //! How late after its deadline an order is cancelled: from the deadline to the commit, by the server's own
-//! commit timestamps, whoever cancelled it.
+//! commit timestamps, whoever cancelled it. And what those who wait for deadlines cost meanwhile.
 
+use std::ops::Range;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use pg_expiry_tests::postgres::Client;
+use pg_expiry_tests::Cluster;
 
-use crate::contest::{Contest, Rival, percentile};
+use crate::contest::{Axis, Contest, Line, Part, Plot, Shape, Target, median, percentile};
+use crate::idle;
+use crate::peers::Peer;
+use crate::pgbench::Pgbench;
 use crate::scale::Scale;
-use crate::shop::Shop;
+use crate::shop::{FAR, FAR_DEADLINE, Shop};
 
-/// Who watches the deadlines.
-#[derive(Clone, Copy, Debug)]
-enum By {
-    PgExpiry,
-    /// A process that has all deadlines in memory, sleeps to the next and calls the function. A restart
-    /// empties it.
-    Timer,
-    /// A loop that looks once a second.
-    Poller,
-}
-
-/// The order of the contest's rivals: a percentile of each.
-const ALL: [By; 3] = [By::PgExpiry, By::Timer, By::Poller];
-const POLL: Duration = Duration::from_secs(1);
-
-/// Deadlines begin that long after the last preparation.
+/// Deadlines begin that long after the orders come in, so that everybody has been told of them.
 const LEAD_S: i64 = 5;
 
-impl By {
-    fn name(self) -> &'static str {
-        match self {
-            By::PgExpiry => "pg_expiry",
-            By::Timer => "timer in memory",
-            By::Poller => "poller, each second",
-        }
-    }
+const PERCENTILES: [(&str, f64); 3] = [("p50", 50.0), ("p99", 99.0), ("max", 100.0)];
 
-    /// Cancels orders at their deadlines until none of the first `orders` is pending.
-    fn watch(self, shop: &mut Shop, orders: i64) {
-        match self {
-            By::PgExpiry => shop.wait_until_cancelled(orders),
-            By::Timer => Timer::load(shop, orders).run(),
-            By::Poller => {
-                let mut client = shop.connect();
-                while shop.pending(orders) {
-                    client.batch_execute("CALL drain_by_row(1000)").expect("a look");
-                    thread::sleep(POLL);
-                }
-            }
-        }
-    }
-}
+/// The parts on lateness, and on what waiting costs.
+pub fn run(cluster: &Cluster, shop: &mut Shop, peers: &mut [Box<dyn Peer>], scale: &Scale) -> [Part; 2] {
+    let names: Vec<&str> = peers.iter().map(|peer| peer.name()).collect();
+    let mut lateness = PERCENTILES.map(|(title, percent)| (Contest::new(title, "ms", names.clone()), percent));
+    let mut costs = idle::Costs::new(&names);
+    let mut samples: Vec<Vec<f64>> = vec![Vec::new(); peers.len()];
 
-/// All deadlines in memory, the next one first.
-struct Timer {
-    client: Client,
-    /// By the clock of this process, which is the server's: it is the same machine.
-    deadlines: Vec<(Instant, i64)>,
-}
-
-impl Timer {
-    fn load(shop: &Shop, orders: i64) -> Timer {
-        let mut client = shop.connect();
-        let sql = "SELECT extract(epoch FROM pay_by - $2)::float8, id FROM orders
-                   WHERE status = 'pending' AND id <= $1 ORDER BY pay_by";
-        let (start, now) = (Instant::now(), std::time::SystemTime::now());
-        let rows = client.query(sql, &[&orders, &now]).expect("deadlines");
-        let at = |left_s: f64| start + Duration::from_secs_f64(left_s.max(0.0));
-        Timer { client, deadlines: rows.iter().map(|row| (at(row.get(0)), row.get(1))).collect() }
-    }
-
-    fn run(&mut self) {
-        let cancel = self.client.prepare("SELECT cancel_order($1)").expect("the function");
-        for (deadline, id) in &self.deadlines {
-            thread::sleep(deadline.saturating_duration_since(Instant::now()));
-            self.client.execute(&cancel, &[id]).expect("a cancellation");
-        }
-    }
-}
-
-/// Percentiles of the lateness in milliseconds, each a contest of its own. `beside` runs all the time.
-pub fn run(shop: &mut Shop, scale: &Scale) -> Vec<Contest> {
-    let spread = format!(
-        "now() + interval '{LEAD_S} s' + interval '{} s' * id / {}",
-        scale.deadlines_spread_s, scale.deadlines
-    );
-    let mut figures: [Vec<Vec<f64>>; 3] = std::array::from_fn(|_| vec![Vec::new(); ALL.len()]);
     shop.fill(0, "now()");
-    shop.add(10_000_000, scale.pending, "now() + interval '1 day' + id * interval '1 ms'");
-    shop.run("VACUUM (ANALYZE) orders");
+    shop.add(FAR, scale.pending, FAR_DEADLINE);
+    for peer in peers.iter_mut() {
+        println!("  {} is told of {} orders that are far from due", peer.name(), scale.pending);
+        peer.learn(shop, FAR..FAR + scale.pending);
+    }
     for _ in 0..scale.rounds {
-        for (place, by) in ALL.into_iter().enumerate() {
-            shop.run("DELETE FROM orders WHERE id < 10000000; TRUNCATE expiry.event; UPDATE stock SET qty = 1000000");
-            shop.run("VACUUM orders");
-            shop.run("VACUUM FULL stock");
-            if matches!(by, By::PgExpiry) {
-                shop.create_policy("cancel_order(bigint)", "");
-                shop.wait_for_worker();
+        shop.keep_far_orders();
+        costs.push_server_alone(cluster, shop, scale);
+        for (place, peer) in peers.iter_mut().enumerate() {
+            shop.keep_far_orders();
+            peer.start(shop);
+            costs.push(place, cluster, shop, peer.as_mut(), scale);
+            let late = watch(shop, peer.as_mut(), spread_of(peer.as_ref(), scale), scale);
+            peer.stop(shop);
+            for (contest, percent) in &mut lateness {
+                contest.push(place, percentile(&late, *percent));
             }
-            shop.add(1, scale.deadlines, &spread);
-            by.watch(shop, scale.deadlines);
-            if matches!(by, By::PgExpiry) {
-                shop.run("SELECT expiry.drop_policy('orders')");
-            }
-            shop.assert_exact(scale.deadlines, matches!(by, By::PgExpiry));
-            let late = shop.lateness_ms(scale.deadlines);
-            assert!(late[0] >= 0.0, "{}: cancelled {} ms early", by.name(), -late[0]);
-            for (figures, percent) in figures.iter_mut().zip([50.0, 99.0, 100.0]) {
-                figures[place].push(percentile(&late, percent));
+            samples[place].extend(late.iter().map(|late| (late * 1000.0).round() / 1000.0));
+        }
+    }
+    peers.iter_mut().for_each(|peer| peer.forget(shop));
+
+    let contests = lateness.map(|(contest, _)| contest);
+    let timer = names.iter().position(|name| *name == "timer in memory").expect("the timer");
+    let targets = vec![
+        Target::at_most(1.5, contests[0].ratio(0, timer), "p50, × that of the timer in memory"),
+        Target::at_most(3.0, contests[1].ratio(0, timer), "p99, × that of the timer in memory"),
+    ];
+    let shapes = samples.into_iter().map(Shape::Distribution);
+    let lines = names.iter().zip(shapes).map(|(name, shape)| Line { name: (*name).into(), shape });
+    let plot = Plot {
+        name: "lateness".into(),
+        title: "How late orders are cancelled, all rounds".into(),
+        x: Axis::log("lateness in ms"),
+        y: Axis::linear("% of the orders"),
+        lines: lines.collect(),
+    };
+    let part = Part {
+        title: "Lateness".into(),
+        how: format!(
+            "{} deadlines a second for {} s (pg_expiry and the timer) or {} s (the others, at the same rate), among {} \
+             pending orders that are not due, of which everybody has been told as well. Lateness is the time stamp of \
+             the commit minus the deadline, both by the server's clock; none was early. The flush to disk comes after \
+             that stamp, for everybody.",
+            scale.deadlines_per_s, scale.spread_s, scale.spread_of_peers_s, scale.pending
+        ),
+        contests: contests.into(),
+        targets,
+        plots: vec![plot],
+        ..Part::default()
+    };
+    [part, costs.part(scale)]
+}
+
+fn spread_of(peer: &dyn Peer, scale: &Scale) -> i64 {
+    let is_compared = matches!(peer.name(), "pg_expiry" | "timer in memory");
+    if is_compared { scale.spread_s } else { scale.spread_of_peers_s }
+}
+
+/// Orders come in whose deadlines are spread over so many seconds; how late each was cancelled, sorted.
+fn watch(shop: &mut Shop, peer: &mut dyn Peer, seconds: i64, scale: &Scale) -> Vec<f64> {
+    let orders = scale.deadlines_per_s * seconds;
+    let pay_by = format!("now() + interval '{LEAD_S} s' + interval '{seconds} s' * id / {orders}");
+    shop.add(1, orders, &pay_by);
+    peer.learn(shop, Range { start: 1, end: orders + 1 });
+    shop.wait_until_cancelled(orders, || {
+        peer.pids();
+    });
+    shop.assert_exact(orders, peer.has_events());
+    let late = shop.lateness_ms(orders);
+    assert!(late[0] >= 0.0, "{}: cancelled {} ms early", peer.name(), -late[0]);
+    late
+}
+
+/// While checkouts keep all processors busy.
+pub fn run_busy(cluster: &Cluster, shop: &mut Shop, peers: &mut [Box<dyn Peer>], scale: &Scale) -> Part {
+    const CLIENTS: usize = 16;
+    const RUN_UP: Duration = Duration::from_millis(500);
+    // pg_expiry and the timer.
+    let peers = &mut peers[..2];
+    let names: Vec<&str> = peers.iter().map(|peer| peer.name()).collect();
+    let mut contests = PERCENTILES.map(|(title, percent)| (Contest::new(title, "ms", names.clone()), percent));
+    for _ in 0..scale.rounds {
+        for (place, peer) in peers.iter_mut().enumerate() {
+            shop.fill(0, "now()");
+            peer.start(shop);
+            let customers = Pgbench::start(cluster, shop, CLIENTS, 24 * 3600);
+            thread::sleep(RUN_UP);
+            let late = watch(shop, peer.as_mut(), scale.spread_of_peers_s, scale);
+            drop(customers);
+            peer.stop(shop);
+            for (contest, percent) in &mut contests {
+                contest.push(place, percentile(&late, *percent));
             }
         }
     }
-    let titles = ["Lateness, p50", "Lateness, p99", "Lateness, max"];
-    let contest = |(title, figures): (&'static str, Vec<Vec<f64>>)| Contest {
-        title,
-        unit: "ms",
-        rivals: ALL.iter().zip(figures).map(|(by, figures)| Rival { name: by.name(), figures }).collect(),
-    };
-    titles.into_iter().zip(figures).map(contest).collect()
+    let contests = contests.map(|(contest, _)| contest);
+    Part {
+        title: "Lateness on a busy machine".into(),
+        how: format!(
+            "{} deadlines a second for {} s, while pgbench checks out as fast as it can, with {CLIENTS} clients: more \
+             than there are processors, which are busy all the time.",
+            scale.deadlines_per_s, scale.spread_of_peers_s
+        ),
+        targets: vec![Target::at_most(50.0, contests[1].median(0), "p99 of pg_expiry, in ms")],
+        contests: contests.into(),
+        ..Part::default()
+    }
 }
 
 /// Many orders with one and the same deadline: until the last of them is cancelled, in milliseconds.
-pub fn run_one_instant(shop: &mut Shop, scale: &Scale) -> Contest {
-    const NAMES: [(&str, &str); 2] = [
-        ("pg_expiry, function for an order", "cancel_order(bigint)"),
-        ("pg_expiry, function for a batch", "cancel_orders(bigint[])"),
+pub fn run_one_instant(shop: &mut Shop, scale: &Scale) -> Part {
+    const FORMS: [(&str, &str, f64); 2] = [
+        ("pg_expiry, function for an order", "cancel_order(bigint)", 500.0),
+        ("pg_expiry, function for a batch", "cancel_orders(bigint[])", 200.0),
     ];
-    let mut rivals: Vec<Rival> = NAMES.iter().map(|(name, _)| Rival { name, figures: Vec::new() }).collect();
+    let mut contest = Contest::new("the last one after", "ms", FORMS.map(|(name, ..)| name));
     for _ in 0..scale.rounds {
-        for (rival, (_, function)) in rivals.iter_mut().zip(NAMES) {
+        for (place, (_, function, _)) in FORMS.into_iter().enumerate() {
             shop.fill(0, "now()");
-            shop.create_policy(function, "");
+            shop.create_policy(function);
             shop.wait_for_worker();
             shop.add(1, scale.instant, "now() + interval '3 s'");
-            shop.wait_until_cancelled(scale.instant);
-            shop.run("SELECT expiry.drop_policy('orders')");
+            shop.wait_until_cancelled(scale.instant, || ());
+            shop.drop_policy();
             shop.assert_exact(scale.instant, true);
-            rival.figures.push(percentile(&shop.lateness_ms(scale.instant), 100.0));
+            contest.push(place, percentile(&shop.lateness_ms(scale.instant), 100.0));
         }
     }
-    Contest { title: "Orders with one deadline, until the last is cancelled", unit: "ms", rivals }
+    let target = |(place, (name, _, limit)): (usize, (&str, &str, f64))| {
+        Target::at_most(limit, median(&contest.rivals[place].figures), &format!("{name}, in ms"))
+    };
+    Part {
+        title: "Many deadlines in one instant".into(),
+        how: format!("{} orders have one and the same deadline: how long until the last is cancelled.", scale.instant),
+        targets: FORMS.into_iter().enumerate().map(target).collect(),
+        contests: vec![contest],
+        ..Part::default()
+    }
 }

@@ -1,17 +1,30 @@
 //! The shop on a server of its own, set up as one would for work: it syncs, and commits are timed.
 
-use std::time::Duration;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pg_expiry_tests::postgres::Client;
 use pg_expiry_tests::postgres::types::FromSqlOwned;
 use pg_expiry_tests::{Cluster, Db, wait_until};
 
 const SCHEMA: &str = include_str!("../shop.sql");
-const PATIENCE: Duration = Duration::from_secs(1800);
+/// Long work says that it goes on that often.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// Ids of orders that are pending and not due begin here; those that are to be cancelled have smaller ones.
+pub const FAR: i64 = 100_000_000;
+/// Deadlines of the former.
+pub const FAR_DEADLINE: &str = "now() + interval '1 day' + (id - 100000000) * interval '1 ms'";
+/// Deadlines of a backlog.
+pub const OVERDUE: &str = "now() - interval '1 h' + id * interval '1 ms'";
 
 /// The server that all contests share.
-pub fn cluster() -> Cluster {
-    [
+pub fn cluster(with_pg_cron: bool) -> Cluster {
+    let preload = if with_pg_cron { "pg_expiry, pg_cron" } else { "pg_expiry" };
+    let cluster = [
+        ("shared_preload_libraries", preload),
         ("fsync", "on"),
         ("shared_buffers", "1GB"),
         ("max_wal_size", "16GB"),
@@ -21,7 +34,15 @@ pub fn cluster() -> Cluster {
     ]
     .into_iter()
     .fold(Cluster::builder(), |builder, (name, value)| builder.setting(name, value))
-    .start()
+    .stopped();
+    if with_pg_cron {
+        // Where it connects to is known only now.
+        let conf = OpenOptions::new().append(true).open(cluster.data().join("postgresql.conf"));
+        let host = cluster.endpoint().host().display();
+        writeln!(conf.expect("postgresql.conf"), "cron.host = '{host}'").expect("postgresql.conf");
+    }
+    cluster.start_again();
+    cluster
 }
 
 pub struct Shop {
@@ -57,42 +78,70 @@ impl Shop {
         self.run("TRUNCATE orders, expiry.event");
         self.run("UPDATE stock SET qty = 1000000");
         self.add(1, orders, pay_by);
-        self.run("VACUUM (ANALYZE) orders, stock");
-        self.run("CHECKPOINT");
+        self.tidy();
     }
 
-    /// Orders with ids from `first` on.
+    /// Orders with ids from `first` on. Loading them is not what is measured: no foreign key is checked.
     pub fn add(&mut self, first: i64, orders: i64, pay_by: &str) {
-        let sql = format!(
-            "INSERT INTO orders (id, sku, pay_by) SELECT id, 1 + id % 100, {pay_by}
-             FROM generate_series({first}::bigint, {first} + {orders} - 1) id"
-        );
-        self.run(&sql);
-    }
-
-    pub fn create_policy(&mut self, function: &str, more: &str) {
         self.run(&format!(
-            "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
-                 cancel_function => '{function}'{more})"
+            "BEGIN; SET LOCAL session_replication_role = replica;
+             INSERT INTO orders (id, sku, pay_by) SELECT id, 1 + id % 100, {pay_by}
+             FROM generate_series({first}::bigint, {first} + {orders} - 1) id; COMMIT"
         ));
     }
 
+    /// Only the orders that are far from due are left, and what was cancelled is forgotten.
+    pub fn keep_far_orders(&mut self) {
+        self.run(&format!("DELETE FROM orders WHERE id < {FAR}"));
+        self.run("TRUNCATE expiry.event");
+        self.run("UPDATE stock SET qty = 1000000");
+        self.run("VACUUM FULL stock");
+        self.tidy();
+    }
+
+    /// Nothing is left to be done for what was loaded. The server's autovacuum is off, so that it is done now.
+    pub fn tidy(&mut self) {
+        self.run("VACUUM (ANALYZE)");
+        self.run("CHECKPOINT");
+    }
+
+    pub fn create_policy(&mut self, function: &str) {
+        self.run(&format!(
+            "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
+                 cancel_function => '{function}')"
+        ));
+    }
+
+    pub fn drop_policy(&mut self) {
+        self.run("SELECT expiry.drop_policy('orders')");
+    }
+
     /// A worker has looked at the policy and will again.
-    pub fn wait_for_worker(&mut self) {
-        let sql = "SELECT EXISTS (SELECT FROM expiry.workers
-                       WHERE database = current_database() AND last_pass IS NOT NULL AND pid IS NOT NULL)
-                   AND (SELECT index_state FROM expiry.status) = 'valid'";
-        wait_until("a worker", PATIENCE, || self.value::<bool>(sql));
+    pub fn wait_for_worker(&mut self) -> i32 {
+        let sql = "SELECT pid FROM expiry.workers
+                   WHERE database = current_database() AND last_pass IS NOT NULL AND pid IS NOT NULL
+                       AND (SELECT index_state FROM expiry.status) = 'valid'";
+        wait_until("a worker", Duration::MAX, || {
+            let row = self.client.query_opt(sql, &[]).expect("expiry.workers");
+            row.map(|row| row.get::<_, i32>(0))
+        })
     }
 
-    /// Whether any of the first `orders` is pending.
-    pub fn pending(&mut self, orders: i64) -> bool {
-        self.value(&format!("SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id <= {orders})"))
-    }
-
-    pub fn wait_until_cancelled(&mut self, orders: i64) {
-        while self.pending(orders) {
-            std::thread::sleep(Duration::from_millis(200));
+    /// Until none of the first `orders` is pending; `check` panics when that will never be.
+    pub fn wait_until_cancelled(&mut self, orders: i64, mut check: impl FnMut()) {
+        let any = format!("SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id <= {orders})");
+        let mut said = Instant::now();
+        // The last one usually is the last; looking at it alone costs the server nothing.
+        let last = format!("SELECT status = 'pending' FROM orders WHERE id = {orders}");
+        while self.value::<bool>(&last) || self.value::<bool>(&any) {
+            check();
+            if said.elapsed() > PROGRESS {
+                said = Instant::now();
+                let count = "SELECT count(*) FROM orders WHERE status = 'pending'";
+                let left: i64 = self.value(&format!("{count} AND id <= {orders}"));
+                println!("    {left} of {orders} orders are pending still");
+            }
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -104,17 +153,14 @@ impl Shop {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Until no order is left that is due.
-    pub fn wait_until_drained(&mut self) {
-        let sql = "SELECT NOT EXISTS (SELECT FROM orders WHERE status = 'pending' AND pay_by <= now())";
-        wait_until("the backlog to be worked off", PATIENCE, || self.value::<bool>(sql));
-    }
-
     /// Each of so many orders is cancelled once, stock exact; and has one event, if there are events.
     pub fn assert_exact(&mut self, orders: i64, has_events: bool) {
         let cancelled: i64 = self.value("SELECT count(*) FROM orders WHERE status = 'cancelled'");
         let restored: i64 = self.value("SELECT (sum(qty) - 100 * 1000000)::bigint FROM stock");
         assert_eq!((cancelled, restored), (orders, orders), "cancelled orders, units of stock");
+        let wrong = "SELECT count(*) FROM stock s WHERE qty - 1000000
+                     <> (SELECT count(*) FROM orders o WHERE o.sku = s.sku AND status = 'cancelled')";
+        assert_eq!(self.value::<i64>(wrong), 0, "stock of single articles");
         if has_events {
             let events = "SELECT count(*) FROM expiry.event WHERE kind = 'cancelled'";
             assert_eq!(self.value::<i64>(events), orders, "events");
@@ -122,11 +168,26 @@ impl Shop {
         }
     }
 
-    /// From the first commit of a cancellation to the last, by the server's own clock.
-    pub fn first_to_last_commit(&mut self) -> Duration {
-        let sql = "SELECT extract(epoch FROM max(at) - min(at))::float8 FROM (
-                       SELECT pg_xact_commit_timestamp(xmin) AS at FROM orders WHERE status = 'cancelled') c";
-        Duration::from_secs_f64(self.value(sql))
+    /// Orders a second from the first commit of cancellations to the last, by the server's own clock. What the
+    /// first one cancelled is not counted: it took time before.
+    pub fn cancelled_per_s(&mut self) -> f64 {
+        let rate = "SELECT count(*) FILTER (WHERE at > first) / extract(epoch FROM max(at) - max(first))
+                    FROM (SELECT at, min(at) OVER () AS first FROM
+                        (SELECT pg_xact_commit_timestamp(xmin) AS at FROM orders WHERE status = 'cancelled') c) c";
+        self.value(&format!("SELECT ({rate})::float8"))
+    }
+
+    /// How many orders were cancelled, so many seconds after the first.
+    pub fn progress(&mut self) -> Vec<(f64, f64)> {
+        const POINTS: usize = 200;
+        let sql = "SELECT extract(epoch FROM at - min(at) OVER ())::float8, sum(n) OVER (ORDER BY at)::float8
+                   FROM (SELECT pg_xact_commit_timestamp(xmin) AS at, count(*) AS n
+                         FROM orders WHERE status = 'cancelled' GROUP BY 1) c ORDER BY 1";
+        let rows = self.client.query(sql, &[]).expect("progress");
+        let points: Vec<_> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let mut thinned: Vec<_> = points.iter().copied().step_by(points.len().div_ceil(POINTS).max(1)).collect();
+        thinned.extend(points.last().copied());
+        thinned
     }
 }
 
