@@ -15,7 +15,8 @@ TESTS ?=
 help:
 	@echo 'make demo [KEEP=1]          the sample shop on a private server; KEEP=1 leaves the server on'
 	@echo 'make test [PG=15|16|17|18|all] [TESTS=name]   the tests, on private servers'
-	@echo 'make bench [SCALE=quick|tiny] [ONLY=backlog,...]   measures it beside what people use instead'
+	@echo 'make bench [QUICK=1]        measures it beside what people use instead, an hour or ten minutes; docs/benchmarks.md'
+	@echo '  SCALE=full|quick|tiny  ONLY=backlog,...  PEERS=all|none|redis,...  OUT=folder  REPORT=1 (from the last figures)'
 	@echo 'make lint                   rustfmt and clippy, warnings are errors'
 	@echo 'make install PG_CONFIG=...  release build into that server'
 	@echo 'make clean                  removes what was built'
@@ -27,7 +28,8 @@ test:
 	@scripts/test.sh '$(PG)' '$(TESTS)'
 
 bench:
-	@SCALE='$(SCALE)' ONLY='$(ONLY)' scripts/bench.sh '$(PG)'
+	@SCALE='$(or $(SCALE),$(if $(QUICK),quick))' ONLY='$(ONLY)' PEERS='$(PEERS)' OUT='$(OUT)' REPORT='$(REPORT)' \
+	  scripts/bench.sh '$(PG)'
 
 lint:
 	@scripts/lint.sh '$(PG)'

@@ -62,7 +62,7 @@ impl By {
                 let sessions = [shop.connect(), shop.connect()];
                 let drain = |mut session: Client| move || session.batch_execute("CALL drain_in_turn(1000)");
                 let loops = sessions.map(|session| thread::spawn(drain(session)));
-                loops.map(|each| each.join().expect("a loop").expect("a loop"));
+                loops.into_iter().for_each(|each| each.join().expect("a loop").expect("a loop"));
             }
         }
     }

@@ -140,11 +140,11 @@ pub fn run_schemes(shop: &mut Shop, peers: &mut [Box<dyn Peer>], scale: &Scale) 
 fn orders_per_s(shop: &Shop, scheme: &Scheme, clients: usize, time: Duration) -> f64 {
     let clients: Vec<_> = (0..clients).map(|_| shop.connect()).collect();
     let tellers: Vec<Option<Teller>> = clients.iter().map(|_| scheme.teller.as_ref().map(|make| make())).collect();
-    let begun = Instant::now();
+    let (sql, begun) = (scheme.sql.as_str(), Instant::now());
     let orders: usize = thread::scope(|scope| {
         let insert = |(place, (mut client, mut tell)): (usize, (Client, Option<Teller>))| {
             scope.spawn(move || {
-                let statement = client.prepare(&scheme.sql).expect("INSERT");
+                let statement = client.prepare(sql).expect("INSERT");
                 let mut orders = 0;
                 while begun.elapsed() < time {
                     let sku = i32::try_from((place * 7 + orders) % 100 + 1).expect("small");

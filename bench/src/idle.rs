@@ -56,7 +56,7 @@ impl Costs {
     fn push_all(&mut self, place: usize, pids: &[i32], memory: &[i32], scale: &Scale) {
         let (used, passed) = cpu_while(pids, Duration::from_secs(scale.idle_s));
         self.cpu.push(place, used.as_secs_f64() / passed.as_secs_f64() * 60.0);
-        self.memory.push(place, memory.iter().map(|pid| pss_mb(*pid)).sum());
+        self.memory.push(place, memory.iter().fold(0.0, |sum, pid| sum + pss_mb(*pid)));
     }
 
     pub fn part(self, scale: &Scale) -> Part {

@@ -39,7 +39,8 @@ pub fn run(cluster: &Cluster, shop: &mut Shop, peers: &mut [Box<dyn Peer>], scal
             shop.keep_far_orders();
             peer.start(shop);
             costs.push(place, cluster, shop, peer.as_mut(), scale);
-            let late = watch(shop, peer.as_mut(), spread_of(peer.as_ref(), scale), scale);
+            let seconds = spread_of(peer.as_ref(), scale);
+            let late = watch(shop, peer.as_mut(), seconds, scale);
             peer.stop(shop);
             for (contest, percent) in &mut lateness {
                 contest.push(place, percentile(&late, *percent));

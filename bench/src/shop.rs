@@ -129,7 +129,7 @@ impl Shop {
 
     /// Until none of the first `orders` is pending; `check` panics when that will never be.
     pub fn wait_until_cancelled(&mut self, orders: i64, mut check: impl FnMut()) {
-        let any = format!("SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id <= {orders})");
+        let any = format!("SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id BETWEEN 1 AND {orders})");
         let mut said = Instant::now();
         // The last one usually is the last; looking at it alone costs the server nothing.
         let last = format!("SELECT status = 'pending' FROM orders WHERE id = {orders}");
@@ -138,7 +138,7 @@ impl Shop {
             if said.elapsed() > PROGRESS {
                 said = Instant::now();
                 let count = "SELECT count(*) FROM orders WHERE status = 'pending'";
-                let left: i64 = self.value(&format!("{count} AND id <= {orders}"));
+                let left: i64 = self.value(&format!("{count} AND id BETWEEN 1 AND {orders}"));
                 println!("    {left} of {orders} orders are pending still");
             }
             thread::sleep(Duration::from_millis(20));
@@ -148,7 +148,7 @@ impl Shop {
     /// From the deadline to the commit of each of the first `orders`, in milliseconds, sorted.
     pub fn lateness_ms(&mut self, orders: i64) -> Vec<f64> {
         let sql = "SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - pay_by)::float8 * 1000 AS late
-                   FROM orders WHERE status = 'cancelled' AND id <= $1 ORDER BY late";
+                   FROM orders WHERE status = 'cancelled' AND id BETWEEN 1 AND $1 ORDER BY late";
         let rows = self.client.query(sql, &[&orders]).expect("lateness");
         rows.iter().map(|row| row.get(0)).collect()
     }

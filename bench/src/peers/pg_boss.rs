@@ -9,8 +9,8 @@ use crate::checkout::Scheme;
 use crate::shop::Shop;
 
 /// What its send() inserts, of a table with `(id, pay_by)`.
-const INSERT: &str = "INSERT INTO pgboss.job (name, data, start_after)
-    SELECT 'cancel', jsonb_build_object('id', id), pay_by";
+const INSERT: &str = "INSERT INTO pgboss.job (name, data, start_after, policy)
+    SELECT 'cancel', jsonb_build_object('id', id), pay_by, 'standard'";
 
 #[derive(Default)]
 pub struct PgBoss(Worker);

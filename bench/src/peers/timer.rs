@@ -2,7 +2,7 @@
 //! restart reads them from the table again; between two restarts it must be told of each order.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, stdin};
+use std::io::stdin;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex};
 use std::thread;
