@@ -1,6 +1,7 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod alerts;
+mod assistants;
 mod audit;
 mod backlog_faults;
 mod bounded;
