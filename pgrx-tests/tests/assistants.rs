@@ -1,6 +1,7 @@
 //! More workers than one for a policy, while it has a backlog.
 
 use std::collections::BTreeSet;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use pg_expiry_tests::postgres::Client;
@@ -108,6 +109,31 @@ fn bad_rows_are_tried_by_one_worker_only() {
     let failures = "SELECT count(*) FROM expiry.failure WHERE sqlstate = '23514' AND attempts = 1";
     wait_for_value(&mut shop.client, failures, 10_i64);
     assert_eq!(shop.value::<i64>("SELECT count(*) FROM expiry.failure"), 10);
+    shop.assert_invariant();
+}
+
+/// Payments of orders anywhere in the backlog, while it is worked off from several sides.
+#[test]
+fn orders_are_paid_or_cancelled_never_both() {
+    let mut shop = shop();
+    open(&mut shop, "");
+    wait_for_assistants(&mut shop.client, 2);
+    let pay = |nth: i64| {
+        let mut client = shop.db.connect();
+        // From the end, where the backlog is still to be worked off.
+        let ids = (1..=ORDERS).rev().skip(nth as usize).step_by(40);
+        let sql = "UPDATE orders SET status = 'paid' WHERE id = $1 AND status = 'pending'";
+        ids.filter(|id| client.execute(sql, &[id]).unwrap() == 1).count()
+    };
+    let told: usize = thread::scope(|scope| {
+        let pay = &pay;
+        let customers: Vec<_> = (0..4).map(|n| scope.spawn(move || pay(10 * n))).collect();
+        customers.into_iter().map(|customer| customer.join().expect("a customer")).sum()
+    });
+    let left = "SELECT count(*) FROM orders WHERE status = 'pending'";
+    wait_for_value(&mut shop.client, left, 0_i64);
+    assert_eq!(shop.value::<i64>("SELECT count(*) FROM orders WHERE status = 'paid'"), told as i64);
+    assert!(told > 0);
     shop.assert_invariant();
 }
 
