@@ -4,8 +4,7 @@
 source "$(dirname "$0")/versions.sh"
 suite=$1 version=$2 folder=$3
 
-# Where this machine's packages come from.
-site=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)
+site=$(debian_site)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [[ -n "$site" && -f "$keyring" ]] || fail "PostgreSQL $version is borrowed from Debian's $suite, and this machine has no Debian packages"
 
