@@ -9,9 +9,6 @@ if [[ "${1:-}" == all ]]; then
 else
   versions=("$(chosen_version "${1:-}")")
 fi
-for tool in dpkg-deb dpkg-shlibdeps; do
-  command -v "$tool" >/dev/null || fail "a package is built with $tool, which Debian's dpkg-dev brings"
-done
 
 packager="${DEBFULLNAME:-pg_expiry authors} <${DEBEMAIL:-packages@pg-expiry.invalid}>"
 package_version="$(extension_version)-${DEB_REVISION:-1}"
@@ -71,6 +68,7 @@ build_deb() {
   package="postgresql-$version-pg-expiry"
   local config staged root library share documents depends
   scripts/setup.sh "$version"
+  command -v dpkg-shlibdeps >/dev/null || fail "a Debian package is built with the tools of Debian's dpkg-dev"
   config=$(pg_config_of "$version")
   scripts/stage.sh "$config"
   staged=$(staged_for "$version")

@@ -9,5 +9,5 @@ SELECT expiry.create_policy('orders',
     cancel_function => 'cancel_order(bigint)');
 INSERT INTO orders VALUES (42, DEFAULT, now() + interval '1 second'), (43, DEFAULT, now() + interval '1 day');
 CALL expiry.wait_for_events(0, '60 seconds');
-SELECT id, status, kind, occurred_at >= pay_by FROM orders LEFT JOIN expiry.event ON key = jsonb_build_object('id', id::text)
-    ORDER BY id;
+SELECT orders.id, status, kind, occurred_at >= pay_by
+    FROM orders LEFT JOIN expiry.event ON key = jsonb_build_object('id', orders.id::text) ORDER BY orders.id;

@@ -32,5 +32,6 @@ fi
 [[ -n "$sources" && -f "$keyring" ]] || exit 3
 
 command -v mmdebstrap >/dev/null || { as_root apt-get update && apt_install mmdebstrap; }
-as_root mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io "${options[@]}" \
+# With mounts of its own, so that none is left, whatever happens.
+as_root unshare --mount -- mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io "${options[@]}" \
   --include="postgresql-$version" "$suite" "$folder" - <<<"$sources"
