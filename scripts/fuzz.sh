@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # fuzz.sh [SECONDS] [TARGET]: feeds each target of fuzz/ for so long, with libFuzzer. What makes one fail is left in
-# target/fuzz/TARGET, and `cargo run` with that file does it again (docs/releasing.md).
+# target/fuzz/TARGET/, and docs/releasing.md tells how to do it again.
 #
 # Stable Rust will do: libFuzzer needs no more than the coverage counters of LLVM, and rules without `unsafe` need no
 # sanitizer.
@@ -16,13 +16,15 @@ for flag in level=4 inline-8bit-counters pc-table trace-compares; do
   flags+=("-Cllvm-args=-sanitizer-coverage-$flag")
 done
 # With a target, cargo leaves build scripts and macros without the flags.
-RUSTFLAGS="${flags[*]}" cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --target "$triple"
+built="$CARGO_TARGET_DIR/fuzz/build"
+RUSTFLAGS="${flags[*]}" cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml \
+  --target-dir "$built" --target "$triple"
 
 failed=()
 for target in "${targets[@]}"; do
   found="$CARGO_TARGET_DIR/fuzz/$target" log=$(mktemp)
   mkdir -p "$found/corpus"
-  if "$CARGO_TARGET_DIR/$triple/release/$target" "$found/corpus" -artifact_prefix="$found/" -max_total_time="$seconds" \
+  if "$built/$triple/release/$target" "$found/corpus" -artifact_prefix="$found/" -max_total_time="$seconds" \
     -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 >"$log" 2>&1; then
     echo "$target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs in $seconds s, none fails"
   else

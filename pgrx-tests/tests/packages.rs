@@ -133,6 +133,22 @@ fn meta_json_is_what_pgxn_takes() {
     assert_eq!(requires["PostgreSQL"], format!("{}.0.0", oldest.expect("the default")));
 }
 
+/// The image is of the newest server that there is a feature for, and built with the Rust that Cargo.toml asks for.
+#[test]
+fn dockerfile_names_versions_that_exist() {
+    let (dockerfile, manifest) = (text("Dockerfile"), text("Cargo.toml"));
+    let arguments = |name: &str| -> Vec<String> {
+        let set = format!("ARG {name}=");
+        dockerfile.lines().filter_map(|line| Some(line.strip_prefix(&set)?.to_owned())).collect()
+    };
+    let newest = manifest.lines().filter_map(|line| line.strip_prefix("pg")?.split_once(" = [\"pgrx/pg")?.0.parse().ok());
+    assert_eq!(arguments("PG_MAJOR"), [newest.max().map(|newest: u32| newest.to_string()).expect("a feature")]);
+    let rust = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    assert_eq!(arguments("RUST_VERSION"), [rust.expect("rust-version")]);
+    // What is loaded is what is copied.
+    assert!(dockerfile.contains("shared_preload_libraries = 'pg_expiry'"), "{dockerfile}");
+}
+
 /// What is released says where it comes from and where one complains.
 #[test]
 fn released_version_has_an_address() {
