@@ -95,6 +95,26 @@ chosen_version() {
   echo 15
 }
 
+# The extension's version, which is Cargo.toml's.
+extension_version() {
+  sed -n '/^\[workspace.package\]/,/^\[package\]/s/^version = "\(.*\)"/\1/p' Cargo.toml
+}
+
+# staged_for VERSION: where stage.sh puts the release build.
+staged_for() {
+  echo "$CARGO_TARGET_DIR/pg/$1/install"
+}
+
+# deb_of VERSION: the package that deb.sh builds.
+deb_of() {
+  echo "$CARGO_TARGET_DIR/deb/postgresql-$1-pg-expiry_$(extension_version)-${DEB_REVISION:-1}_$(dpkg --print-architecture).deb"
+}
+
+# debian_site: where this machine's Debian packages come from; nothing on another system.
+debian_site() {
+  apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1
+}
+
 # build_for VERSION: sets the environment in which cargo pgrx and clippy see that server.
 # One PGRX_HOME a version, so that adding one does not re-run bindgen for the others.
 build_for() {
@@ -119,8 +139,7 @@ apt_install() {
 # remembers in FOLDER.
 private_apt() {
   local site keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-  # Where this machine's packages come from.
-  site=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)
+  site=$(debian_site)
   [[ -n "$site" && -f "$keyring" ]] || fail "this is taken from Debian's $2, and this machine has no Debian packages"
   mkdir -p "$3"/{lists/partial,cache/archives/partial}
   echo "$1 [signed-by=$keyring] $site $2 main" >"$3/sources.list"

@@ -33,6 +33,7 @@ mod memory;
 mod model;
 mod monitoring;
 mod names;
+mod packages;
 mod partitions;
 mod payment_race;
 mod policies;
