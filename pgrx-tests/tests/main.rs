@@ -39,6 +39,7 @@ mod policy_errors;
 mod processes;
 mod punctual;
 mod push;
+mod readmes;
 mod recovery;
 mod reminder_faults;
 mod reminders;
