@@ -41,6 +41,7 @@ mod policy_errors;
 mod processes;
 mod punctual;
 mod push;
+mod readmes;
 mod recovery;
 mod reminder_faults;
 mod reminders;
