@@ -62,7 +62,8 @@ fn version_is_the_same_everywhere() {
 /// What the server and the library itself say.
 #[test]
 fn database_has_this_version() {
-    let mut client = Db::with_extension().connect();
+    let db = Db::with_extension();
+    let mut client = db.connect();
     let installed: String = client
         .query_one("SELECT extversion FROM pg_extension WHERE extname = 'pg_expiry'", &[])
         .unwrap()
