@@ -39,7 +39,8 @@ fn settings(readme: &str) -> Vec<(&str, &str)> {
 
 /// What is linked to within the project, but for headings of the page itself and the other README.
 fn links(readme: &str) -> Vec<&str> {
-    let targets = readme.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    let targets =
+        readme.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
     let mut links: Vec<&str> =
         targets.filter(|target| !target.starts_with('#') && !NAMES.contains(target)).collect();
     links.sort_unstable();
