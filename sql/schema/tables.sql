@@ -131,7 +131,7 @@ COMMENT ON TABLE failure IS 'Rows whose cancel function failed and that wait for
 COMMENT ON COLUMN failure.policy IS 'Name of the policy.';
 COMMENT ON COLUMN failure.key IS 'Key columns by name, as in expiry.event.';
 COMMENT ON COLUMN failure.attempts IS 'Calls that failed; at max_attempts the row is quarantined.';
-COMMENT ON COLUMN failure.sqlstate IS 'SQLSTATE of the last failure: what the cancel function raised; 57014 after pg_expiry.cancel_timeout; 38000 if it left the row due.';
+COMMENT ON COLUMN failure.sqlstate IS 'SQLSTATE of the last failure: what the cancel function raised; 57014 after pg_expiry.cancel_timeout; 2F000 if it left the row due.';
 COMMENT ON COLUMN failure.message IS 'Message of the last failure.';
 COMMENT ON COLUMN failure.detail IS 'Detail of the last failure, if it had one.';
 COMMENT ON COLUMN failure.hint IS 'Hint of the last failure, if it had one.';
