@@ -6,11 +6,11 @@ COMMENT ON FUNCTION wake() IS 'When this transaction commits, the workers of thi
 
 CREATE FUNCTION stop_workers() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'expiry_stop_workers_wrapper';
-COMMENT ON FUNCTION stop_workers() IS 'Ends the workers of this database at once, not at the commit, waits until they are gone, and keeps them away until start_workers() or a restart of the server. For the database''s owner. Errors: 42501 not its owner, 55000 pg_expiry is not preloaded, 53400 too many databases, 55006 workers have not ended yet.';
+COMMENT ON FUNCTION stop_workers() IS 'Ends the workers of this database at once, not at the commit, waits until they are gone, and keeps them away until start_workers() or a restart of the server. For the database''s owner. Errors: 42501 not its owner; 55000 pg_expiry is not preloaded; 53400 too many databases; 55006 workers have not ended yet.';
 
 CREATE FUNCTION start_workers() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'expiry_start_workers_wrapper';
-COMMENT ON FUNCTION start_workers() IS 'Lets workers into this database again, at once, after stop_workers(). For the database''s owner. Errors: 42501 not its owner, 55000 pg_expiry is not preloaded, 53400 too many databases.';
+COMMENT ON FUNCTION start_workers() IS 'Lets workers into this database again, at once, after stop_workers(). For the database''s owner. Errors: 42501 not its owner; 55000 pg_expiry is not preloaded; 53400 too many databases.';
 
 CREATE FUNCTION list_workers(
     OUT database text, OUT owner text, OUT pid int, OUT state text, OUT policies int,

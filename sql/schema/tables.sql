@@ -1,6 +1,8 @@
 -- The tables of schema expiry. They are written only through the functions; row security shows each
 -- user the rows of the policies that he may act for (grants.sql).
 
+COMMENT ON SCHEMA @extschema@ IS 'pg_expiry: cancels rows at their deadline. Its functions, tables and views.';
+
 CREATE TABLE policy (
     name            text PRIMARY KEY CHECK (length(name) > 0 AND octet_length(name) <= 63),
     relation        regclass NOT NULL,
@@ -106,7 +108,7 @@ COMMENT ON COLUMN event.deadline IS 'The instant after which the row was due, ti
 COMMENT ON COLUMN event.stated_deadline IS 'The deadline column itself, where the policy adds a timeout; otherwise NULL.';
 COMMENT ON COLUMN event.occurred_at IS 'When it happened, by the server''s clock.';
 COMMENT ON COLUMN event.lateness IS 'occurred_at minus deadline; negative while the deadline is to come, NULL without one.';
-COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned, or expiry.restored() was given; of a reminder its interval, {"remind_before_s": seconds}; otherwise NULL.';
+COMMENT ON COLUMN event.data IS 'What a cancel function that returns jsonb returned, or expiry.restored() was given; of a reminder its interval in seconds, as remind_before_s; otherwise NULL.';
 
 CREATE TABLE failure (
     policy          text NOT NULL,

@@ -4,7 +4,7 @@ CREATE FUNCTION preview(name text, max_rows bigint DEFAULT 100, OUT key jsonb, O
     RETURNS SETOF record
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'preview_wrapper';
 COMMENT ON FUNCTION preview(text, bigint) IS
-    'The rows of a policy that are due now, earliest deadline first; touches nothing, and works for paused and restored policies too. Errors: 42704 unknown policy, 42501 not its owner, 22023 negative max_rows, and those of create_policy() if something that it needs is gone.';
+    'The rows of a policy that are due now, earliest deadline first; touches nothing, and works for paused and restored policies too. Errors: 42704 unknown policy; 42501 not its owner; 22023 negative max_rows; those of create_policy() if something that it needs is gone.';
 
 CREATE FUNCTION probe(
     name text,
