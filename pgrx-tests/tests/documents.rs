@@ -47,7 +47,11 @@ fn blocks(document: &str) -> Vec<Block> {
             let text = text.join("\n");
             let is_sql_by_another_name =
                 OTHER_NAMES.contains(&language) || language.starts_with("sql") && language != "sql";
-            assert!(!is_sql_by_another_name, "line {}: ```{language} would not be run: call it ```sql", n + 1);
+            assert!(
+                !is_sql_by_another_name,
+                "line {}: ```{language} would not be run: call it ```sql",
+                n + 1
+            );
             let was_sql = std::mem::replace(&mut follows_sql, language == "sql");
             if language == "sql" {
                 let not_run = not_run.take();

@@ -21,7 +21,8 @@ fn links(line: &str) -> Vec<String> {
     // What is code in the line is none; the text of a link may be code.
     let text: String = line.split('`').step_by(2).collect();
     let inline = text.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
-    let defined = text.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
+    let defined =
+        text.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
     inline.chain(defined).map(str::to_owned).collect()
 }
 
@@ -91,9 +92,12 @@ fn links_lead_somewhere() {
     let mut faults = Vec::new();
     for file in repository::files("", "md") {
         let text = repository::read(&file);
-        for (line, target) in prose(&text).iter().flat_map(|(n, line)| links(line).into_iter().map(move |l| (*n, l))) {
+        for (line, target) in
+            prose(&text).iter().flat_map(|(n, line)| links(line).into_iter().map(move |l| (*n, l)))
+        {
             seen += 1;
-            faults.extend(fault(&file, &target).map(|fault| format!("{file}, line {line}: {target}: {fault}")));
+            faults
+                .extend(fault(&file, &target).map(|fault| format!("{file}, line {line}: {target}: {fault}")));
         }
     }
     println!("{seen} links");

@@ -17,7 +17,8 @@ fn marked_word(word: &str) -> String {
         core = &core[..core.len() - 1];
         tail.insert(0, last);
     }
-    let is_name = core != "pg_expiry" && (core.contains('_') || core.contains("()") || core.starts_with("expiry."));
+    let is_name =
+        core != "pg_expiry" && (core.contains('_') || core.contains("()") || core.starts_with("expiry."));
     if is_name {
         format!("{head}`{core}`{tail}")
     } else {
@@ -44,7 +45,7 @@ pub fn wrapped(text: &str, indent: &str) -> String {
 
 /// The first row is the head.
 pub fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let line = |cells: &[String; N]| format!("| {} |\n", cells.join(" | ")).replace("|  |", "| |");
+    let line = |cells: &[String; N]| format!("| {} |\n", cells.join(" | ")).replace("  |", " |");
     let (head, body) = rows.split_first().expect("a head");
     format!("{}|{}\n{}", line(head), "---|".repeat(N), body.iter().map(line).collect::<String>())
 }

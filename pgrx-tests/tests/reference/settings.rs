@@ -79,7 +79,9 @@ impl Setting {
 
     /// As SHOW gives it: in the greatest unit that it is a whole number of.
     fn shown(&self, value: &str) -> String {
-        let (Some(unit), Ok(number)) = (self.unit.as_deref(), value.parse::<f64>()) else { return value.to_owned() };
+        let (Some(unit), Ok(number)) = (self.unit.as_deref(), value.parse::<f64>()) else {
+            return value.to_owned();
+        };
         let units: &[(&str, f64)] = match unit {
             "ms" => &[("d", 864e5), ("h", 36e5), ("min", 6e4), ("s", 1e3), ("ms", 1.0)],
             "s" => &[("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)],
@@ -94,9 +96,10 @@ impl Setting {
             Some(unit) => format!("{}, {unit}", self.kind),
             None => self.kind.clone(),
         };
-        let range = self.range.as_ref().map_or(String::new(), |(min, max)| {
-            format!("{} … {}", self.shown(min), self.shown(max))
-        });
+        let range = self
+            .range
+            .as_ref()
+            .map_or(String::new(), |(min, max)| format!("{} … {}", self.shown(min), self.shown(max)));
         [
             format!("`{}`", self.name),
             kind,
@@ -120,7 +123,8 @@ fn table_of_readme() -> Vec<[String; 3]> {
     let lines = table.lines().filter(|line| line.starts_with("| `"));
     lines
         .map(|line| {
-            let cells: Vec<&str> = line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+            let cells: Vec<&str> =
+                line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
             let [name, default, meaning] = cells[..] else { panic!("three cells: {line}") };
             [name.to_owned(), default.to_owned(), meaning.to_owned()]
         })

@@ -29,8 +29,8 @@ const INTRO: &str = "\
 
 <!-- Generated from the catalog: PG_EXPIRY_BLESS=1 make test TESTS=reference -->
 
-What `CREATE EXTENSION pg_expiry` makes, as the comments in the catalog tell it; in psql, `\\df+ expiry.*` and
-`\\d+ expiry.*` show the same. Parameters can be given by name: `pause(name => 'orders')`.
+What `CREATE EXTENSION pg_expiry` makes in the schema `expiry`, as the comments in the catalog tell it; in psql,
+`\\df+ expiry.*` and `\\d+ expiry.*` show the same. Parameters can be given by name: `pause(name => 'orders')`.
 
 *A policy that you may act for* is one on a relation whose owner you are, or of whose role you are a member. What an
 error says besides its SQLSTATE is in its message, detail and hint.
@@ -44,8 +44,7 @@ SELECT p.proname::text, p.prokind::text, obj_description(p.oid, 'pg_proc'),
        ARRAY(SELECT coalesce(p.proargnames[n], '') FROM generate_series(1, cardinality(a.types)) n),
        ARRAY(SELECT coalesce(p.proargmodes[n]::text, 'i') FROM generate_series(1, cardinality(a.types)) n),
        ARRAY(SELECT format_type(t, NULL) FROM unnest(a.types) WITH ORDINALITY u(t, n) ORDER BY n),
-       ARRAY(SELECT coalesce(pg_get_function_arg_default(p.oid, n), '') FROM generate_series(1, cardinality(a.types)) n),
-       pg_get_function_identity_arguments(p.oid)
+       ARRAY(SELECT coalesce(pg_get_function_arg_default(p.oid, n), '') FROM generate_series(1, cardinality(a.types)) n)
 FROM pg_proc p CROSS JOIN LATERAL (SELECT coalesce(p.proallargtypes, p.proargtypes::oid[]) AS types) a
 JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_expiry'
@@ -77,14 +76,11 @@ struct Routine {
     is_for_public: bool,
     /// Name, type and default.
     inputs: Vec<(String, String, Option<String>)>,
-    /// Name and type.
-    outputs: Vec<(String, String)>,
-    identity: String,
 }
 
 impl Routine {
     fn of(row: &Row) -> Routine {
-        let [names, modes, types, defaults] = [6, 7, 8, 9].map(|n| row.get::<_, Vec<String>>(n));
+        let [names, modes, types, defaults] = [6_usize, 7, 8, 9].map(|n| row.get::<_, Vec<String>>(n));
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for (n, name) in names.into_iter().enumerate() {
             if modes[n] == "i" {
@@ -106,8 +102,6 @@ impl Routine {
             result: result.filter(|_| row.get::<_, &str>(1) != "p"),
             is_for_public: row.get(5),
             inputs,
-            outputs,
-            identity: row.get(10),
         }
     }
 
@@ -123,7 +117,9 @@ impl Routine {
         if line.chars().count() <= 100 {
             return line;
         }
-        let width = |part: fn(&(String, String, Option<String>)) -> usize| self.inputs.iter().map(part).max().unwrap_or(0);
+        let width = |part: fn(&(String, String, Option<String>)) -> usize| {
+            self.inputs.iter().map(part).max().unwrap_or(0)
+        };
         let (names, types) = (width(|input| input.0.len()), width(|input| input.1.len()));
         let lines = self.inputs.iter().map(|(name, of, default)| {
             let default = default.as_ref().map_or(String::new(), |default| format!("DEFAULT {default}"));
@@ -144,7 +140,8 @@ impl Routine {
         }
         if !errors.is_empty() {
             section += "\nErrors:\n\n";
-            section.extend(errors.split("; ").map(|error| wrapped(&format!("- {}", error_line(error)), "  ")));
+            section
+                .extend(errors.split("; ").map(|error| wrapped(&format!("- {}", error_line(error)), "  ")));
         }
         section + "\n"
     }
@@ -153,7 +150,9 @@ impl Routine {
 /// `42501 not its owner`, with the code as code.
 fn error_line(error: &str) -> String {
     let is_code = |word: &str| {
-        word.len() == 5 && word.chars().all(|c| c.is_ascii_digit() || c.is_ascii_uppercase()) && word != "CALL"
+        word.len() == 5
+            && word.contains(|c: char| c.is_ascii_digit())
+            && word.chars().all(|c| c.is_ascii_digit() || c.is_ascii_uppercase())
     };
     let words = error.split(' ').map(|word| {
         let code = word.trim_end_matches(',');
@@ -179,7 +178,7 @@ struct Relation {
 
 impl Relation {
     fn of(row: &Row) -> Relation {
-        let kind = match row.get(2) {
+        let kind = match row.get::<_, &str>(2) {
             "r" => "table",
             "v" => "view",
             "S" => "sequence",
@@ -219,7 +218,8 @@ impl Relation {
 /// The names that are not internal, which have to be these.
 #[track_caller]
 fn check_all_there<'a>(what: &str, public: impl Iterator<Item = &'a str>, listed: &[&str]) {
-    let (public, listed): (BTreeSet<&str>, BTreeSet<&str>) = (public.collect(), listed.iter().copied().collect());
+    let (public, listed): (BTreeSet<&str>, BTreeSet<&str>) =
+        (public.collect(), listed.iter().copied().collect());
     assert_eq!(public, listed, "{what}, those that are not internal and those of the page");
 }
 
@@ -268,7 +268,7 @@ fn page_of_sql_is_what_the_catalog_says() {
     page += "\n## Internal\n\nNot for use; anything here may change with any version.\n\n";
     let mut internal = vec![["object", "what it is"].map(str::to_owned)];
     for routine in routines.iter().filter(|routine| is_internal(&routine.comment)) {
-        internal.push([format!("function `{}({})`", routine.name, short(&routine.identity)), what_for(&routine.comment)]);
+        internal.push([format!("function `{}`", routine.name), what_for(&routine.comment)]);
     }
     for relation in relations.iter().filter(|relation| is_internal(&relation.comment)) {
         internal.push([format!("{} `{}`", relation.kind, relation.name), what_for(&relation.comment)]);
