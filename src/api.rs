@@ -27,7 +27,7 @@ ON CONFLICT (policy) DO UPDATE SET
 CREATE FUNCTION reset_stats(name text DEFAULT NULL) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION reset_stats(text) IS
-    'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy, 42501 not its owner.';
+    'Sets the counters in expiry.status and the histogram in expiry.lateness of a policy to zero, or with NULL of all that you may act for; stats_since says when. A worker may add what it has counted in the second before. Errors: 42704 unknown policy; 42501 not its owner.';
 ")]
 fn reset_stats(name: Option<&str>) {
     installed::check();
@@ -47,7 +47,7 @@ fn reset_stats(name: Option<&str>) {
 CREATE FUNCTION retry(name text, key jsonb DEFAULT NULL) RETURNS bigint
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION retry(text, jsonb) IS
-    'Lets rows of expiry.failure go again at once, with all their attempts: the one with this key (64-bit integers as numbers or strings), or with NULL all of the policy. Returns how many. Errors: 42704 unknown policy, 42501 not its owner.';
+    'Lets rows of expiry.failure go again at once, with all their attempts: the one with this key (64-bit integers as numbers or strings), or with NULL all of the policy. Returns how many. Errors: 42704 unknown policy; 42501 not its owner.';
 ")]
 fn retry(name: &str, key: Option<JsonB>) -> i64 {
     installed::check();
@@ -67,7 +67,7 @@ fn retry(name: &str, key: Option<JsonB>) -> i64 {
 CREATE FUNCTION restored(name text, key jsonb, data jsonb DEFAULT NULL) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION restored(text, jsonb, jsonb) IS
-    'To be called by whoever puts a cancelled row back, in the same transaction: at its commit, records an event of kind restored for the row with this key (64-bit integers as numbers or strings), as it is now, with data, and notifies it. Changes nothing of the row. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, P0002 no row has this key, and those of create_policy() if something that it needs is gone; 0A000 at PREPARE TRANSACTION.';
+    'To be called by whoever puts a cancelled row back, in the same transaction: at its commit, records an event of kind restored for the row with this key (64-bit integers as numbers or strings), as it is now, with data, and notifies it. Changes nothing of the row. Errors: 42704 unknown policy; 42501 not its owner; 22004 name is NULL; P0002 no row has this key; those of create_policy() if something that it needs is gone; 0A000 at PREPARE TRANSACTION.';
 ")]
 fn restored(name: Option<&str>, key: Option<pgrx::AnyElement>, data: Option<pgrx::AnyElement>) {
     installed::check();
