@@ -29,7 +29,10 @@ fuzz_target!(|input: (String, Vec<String>, String)| {
     let function = quoted(&name);
     assert_eq!(signature::split(&function), (function.as_str(), false));
     let with_arguments = format!("{}.{function}({text}", quoted(&text));
-    assert_eq!(signature::split(&with_arguments), (&with_arguments[..with_arguments.len() - text.len() - 1], true));
+    assert_eq!(
+        signature::split(&with_arguments),
+        (&with_arguments[..with_arguments.len() - text.len() - 1], true)
+    );
 
     assert!(!version::is_older(&text, &text));
     assert!(!(version::is_older(&text, &name) && version::is_older(&name, &text)));

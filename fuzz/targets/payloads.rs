@@ -41,7 +41,8 @@ fn parsed(payload: &str) -> Value {
 fuzz_target!(|input: Input| {
     let policy = name(&input.policy);
     let long = |value: &String| text(value).repeat(usize::from(input.times % 2048).max(1)).into();
-    let key: serde_json::Map<String, Value> = input.key.iter().map(|(column, value)| (name(column), long(value))).collect();
+    let key: serde_json::Map<String, Value> =
+        input.key.iter().map(|(column, value)| (name(column), long(value))).collect();
     let key = Value::Object(key);
     let data = input.data.as_ref().map(|data| json!({ "note": text(data), "again": [long(data)] }));
     let (key_text, data_text) = (key.to_string(), data.as_ref().map(Value::to_string));
@@ -60,7 +61,10 @@ fuzz_target!(|input: Input| {
     assert_eq!((&value["id"], &value["policy"]), (&json!(input.id), &json!(policy)));
     let is_omitted = |what: &str| value.get(format!("{what}_omitted")) == Some(&json!(true));
     assert_eq!(&value["key"], if is_omitted("key") { &Value::Null } else { &key });
-    assert_eq!(&value["data"], if is_omitted("data") { &Value::Null } else { data.as_ref().unwrap_or(&Value::Null) });
+    assert_eq!(
+        &value["data"],
+        if is_omitted("data") { &Value::Null } else { data.as_ref().unwrap_or(&Value::Null) }
+    );
 
     // Packed among others of other lengths, none is lost and none changed.
     let others = input.others.iter().take(64).map(|length| {

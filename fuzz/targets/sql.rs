@@ -26,7 +26,11 @@ fuzz_target!(|input: Input| {
     let zone = input.zone.replace('\0', "");
     assert_eq!(
         pieces(&literal(&zone)),
-        Some(vec![Piece::Outside(String::new()), Piece::Literal(zone.clone()), Piece::Outside(String::new())])
+        Some(vec![
+            Piece::Outside(String::new()),
+            Piece::Literal(zone.clone()),
+            Piece::Outside(String::new())
+        ])
     );
 
     let column = input.column.replace('\0', "");
