@@ -22,7 +22,7 @@ struct Input {
 }
 
 /// `timestamptz` ends with the year 294276; the clock of a server is never near.
-const LATEST_US: i64 = 9_224_318_016_000_000_000 - 1;
+const LATEST_US: i64 = 9_223_371_331_200_000_000 - 1;
 const CLOCK_US: i64 = 1 << 60;
 /// No interval that a policy takes is longer than a leap year; some may be negative.
 const LONGEST_US: i64 = 366 * 86_400_000_000;
