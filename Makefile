@@ -10,7 +10,7 @@ PG ?=
 KEEP ?=
 TESTS ?=
 
-.PHONY: help demo test bench lint book install clean
+.PHONY: help all demo test bench lint book install deb test-deb deny fuzz clean
 
 help:
 	@echo 'make demo [KEEP=1]          the sample shop on a private server; KEEP=1 leaves the server on'
@@ -19,6 +19,11 @@ help:
 	@echo 'make lint                   rustfmt and clippy, warnings are errors'
 	@echo 'make book                   the documents as HTML, in target/book'
 	@echo 'make install PG_CONFIG=...  release build into that server'
+	@echo 'make all PG_CONFIG=...      the same without putting it there'
+	@echo 'make deb [PG=15|16|17|18|all]   a Debian package for that server, in target/deb'
+	@echo 'make test-deb [PG=...]      builds it, installs it beside a stock server, and removes it again'
+	@echo 'make deny                   licences, duplicates and sources of the crates'
+	@echo 'make fuzz [SECONDS=30] [TARGET=...]   feeds what parses users'"'"' texts'
 	@echo 'make clean                  removes what was built'
 
 demo:
@@ -36,8 +41,20 @@ lint:
 book:
 	@scripts/book.sh
 
-install:
-	@scripts/install.sh '$(PG_CONFIG)'
+all install:
+	@scripts/install.sh $@ '$(PG_CONFIG)'
+
+deb:
+	@scripts/deb.sh '$(PG)'
+
+test-deb: deb
+	@scripts/test_deb.sh '$(PG)'
+
+deny:
+	@scripts/deny.sh
+
+fuzz:
+	@scripts/fuzz.sh '$(SECONDS)' '$(TARGET)'
 
 # A server tree is a link to a folder elsewhere when root's servers cannot be run from here.
 clean:

@@ -27,6 +27,11 @@ build() {
   local log="$tree/log"
   mdbook build "$tree" --dest-dir "$book" 2>&1 | tee "$log"
   ! grep -E 'WARN|ERROR' "$log" >/dev/null || fail "the book has warnings"
+  # What mdBook writes to index.html, and links to as README.html.
+  local page
+  (cd "$tree/src" && find . -name README.md) | while read -r page; do
+    [[ ! -e "$book/${page%README.md}index.html" ]] || cp "$book/${page%README.md}index.html" "$book/${page%md}html"
+  done
 }
 
 # What pages link to, and is not there. toc.html and 404.html are written for any folder.

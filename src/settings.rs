@@ -19,6 +19,7 @@ const fn text(default: &'static CStr) -> Text {
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static DATABASES: Text = text(c"*");
 static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(4);
+static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
 static LOOKAHEAD: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(50);
 static CANCEL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
@@ -64,6 +65,11 @@ pub fn databases() -> String {
 
 pub fn max_workers() -> usize {
     usize::try_from(MAX_WORKERS.get()).unwrap_or(0)
+}
+
+/// How many workers share the backlog of one policy.
+pub fn workers() -> usize {
+    usize::try_from(WORKERS.get()).unwrap_or(1)
 }
 
 pub fn lookahead_ms() -> i64 {
@@ -210,6 +216,14 @@ pub fn register() {
         WORKER_SLOTS as i32,
         GucContext::Sighup,
         GucFlags::empty(),
+    );
+    int(
+        c"pg_expiry.workers",
+        c"The largest number of workers that share the backlog of one policy.",
+        c"They are there while the backlog lasts, within pg_expiry.max_workers. With more than one, the cancel function should take its locks in the same order always.",
+        &WORKERS,
+        (1, WORKER_SLOTS as i32),
+        NO_UNIT,
     );
     int(c"pg_expiry.lookahead", c"How far ahead a worker knows deadlines.", c"Deadlines that are set less than this before they pass may be noticed late by as much; expiry.wake() makes a worker look at once.", &LOOKAHEAD, (10, 60_000), GucFlags::UNIT_MS);
     int(

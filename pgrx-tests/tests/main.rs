@@ -1,6 +1,7 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod alerts;
+mod assistants;
 mod audit;
 mod backlog_faults;
 mod bounded;
@@ -33,6 +34,7 @@ mod memory;
 mod model;
 mod monitoring;
 mod names;
+mod packages;
 mod partitions;
 mod payment_race;
 mod policies;
@@ -40,6 +42,7 @@ mod policy_errors;
 mod processes;
 mod punctual;
 mod push;
+mod readmes;
 mod recovery;
 mod reference;
 mod reminder_faults;

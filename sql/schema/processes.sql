@@ -25,7 +25,7 @@ COMMENT ON VIEW workers IS 'The workers of the cluster, one for each database an
 COMMENT ON COLUMN workers.database IS 'Name of the database.';
 COMMENT ON COLUMN workers.owner IS 'The role whose policies the worker serves.';
 COMMENT ON COLUMN workers.pid IS 'The process, as in pg_stat_activity; NULL when there is none.';
-COMMENT ON COLUMN workers.state IS 'running; starting; leaving; waiting (for its turn); restarting (soon, it has died); no slot (max_worker_processes are in use); stopped (by stop_workers); held off (another statement needs the database).';
+COMMENT ON COLUMN workers.state IS 'running; assisting (a further one for a policy with a backlog); starting; leaving; waiting (for its turn); restarting (soon, it has died); no slot (max_worker_processes are in use); stopped (by stop_workers); held off (another statement needs the database).';
 COMMENT ON COLUMN workers.policies IS 'How many policies it serves.';
 COMMENT ON COLUMN workers.started_at IS 'When the process started.';
 COMMENT ON COLUMN workers.last_pass IS 'When a worker of this owner last looked for due rows.';
