@@ -98,7 +98,8 @@ fn released_versions_lead_to_this_one() {
     let mut expected: Vec<String> =
         released.windows(2).map(|pair| format!("{}--{}", pair[0], pair[1])).collect();
     let mut ways = scripts(&root().join("sql"));
-    (expected.sort(), ways.sort());
+    expected.sort();
+    ways.sort();
     assert_eq!(ways, expected, "sql/pg_expiry--A--B.sql");
 
     // And CHANGELOG tells of each.
