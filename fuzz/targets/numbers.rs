@@ -49,7 +49,7 @@ fuzz_target!(|input: Input| {
     assert!(lead.instant_of(deadline_us) <= deadline_us);
 
     let _ = sweep::is_due(one_us, other_us, input.times[3], setting);
-    let _ = is_lagging(input.attempts % 2 == 0, Some(input.times[3]), setting);
+    let _ = is_lagging(input.attempts.is_multiple_of(2), Some(input.times[3]), setting);
 
     let (mut batch, mut patience, mut trip) =
         (BatchSize::new(input.attempts as usize), Patience::default(), Trip::default());
