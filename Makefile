@@ -10,13 +10,14 @@ PG ?=
 KEEP ?=
 TESTS ?=
 
-.PHONY: help all demo test bench lint install deb test-deb deny fuzz clean
+.PHONY: help all demo test bench lint book install deb test-deb deny fuzz clean
 
 help:
 	@echo 'make demo [KEEP=1]          the sample shop on a private server; KEEP=1 leaves the server on'
 	@echo 'make test [PG=15|16|17|18|all] [TESTS=name]   the tests, on private servers'
 	@echo 'make bench [SCALE=quick|tiny] [ONLY=backlog,...]   measures it beside what people use instead'
 	@echo 'make lint                   rustfmt and clippy, warnings are errors'
+	@echo 'make book                   the documents as HTML, in target/book'
 	@echo 'make install PG_CONFIG=...  release build into that server'
 	@echo 'make all PG_CONFIG=...      the same without putting it there'
 	@echo 'make deb [PG=15|16|17|18|all]   a Debian package for that server, in target/deb'
@@ -36,6 +37,9 @@ bench:
 
 lint:
 	@scripts/lint.sh '$(PG)'
+
+book:
+	@scripts/book.sh
 
 all install:
 	@scripts/install.sh $@ '$(PG_CONFIG)'
