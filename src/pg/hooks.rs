@@ -101,7 +101,7 @@ unsafe extern "C-unwind" fn process_utility(
                     environment,
                     destination,
                     completion,
-                )
+                );
             }),
             None => pg_sys::standard_ProcessUtility(
                 statement,
