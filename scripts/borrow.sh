@@ -4,24 +4,10 @@
 source "$(dirname "$0")/versions.sh"
 suite=$1 version=$2 folder=$3
 
-# Where this machine's packages come from.
-site=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-[[ -n "$site" && -f "$keyring" ]] || fail "PostgreSQL $version is borrowed from Debian's $suite, and this machine has no Debian packages"
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{lists/partial,cache/archives/partial,debs}
-echo "deb [signed-by=$keyring] $site $suite main" >"$work/sources.list"
-cat >"$work/apt.conf" <<CONF
-Dir::Etc::sourcelist "$work/sources.list";
-Dir::Etc::sourceparts "/dev/null";
-Dir::State::lists "$work/lists";
-Dir::Cache "$work/cache";
-APT::Sandbox::User "root";
-CONF
-export APT_CONFIG="$work/apt.conf"
-apt-get update --quiet
+mkdir "$work/debs"
+private_apt deb "$suite" "$work"
 
 # The server, and the libraries that its programs and modules name; libc brings the loader.
 packages=("postgresql-$version" "postgresql-client-$version" "postgresql-server-dev-$version" libpq5 libc6

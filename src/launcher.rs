@@ -129,6 +129,9 @@ impl Launcher {
             return true;
         }
         board::note_refused(task, now);
+        if !task.kind.is_needed() {
+            return true;
+        }
         // One that is just ending will give its slot back in a moment.
         if !board::is_any_leaving(self.started.keys()) && self.slots.allows("no slot", now.0) {
             log::warning(

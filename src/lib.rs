@@ -1,6 +1,8 @@
 //! pg_expiry: rows with a deadline are cancelled at their deadline, exactly once, inside PostgreSQL.
 //! This file is the manifest; ARCHITECTURE.md tells how the parts fit.
 
+use std::ffi::CStr;
+
 mod api;
 mod board;
 mod control;
@@ -16,7 +18,13 @@ mod settings;
 mod why;
 mod worker;
 
-::pgrx::pg_module_magic!(name = c"pg_expiry", version = c"0.1.0");
+/// Cargo.toml's, for C.
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => panic!("a version has no NUL"),
+};
+
+::pgrx::pg_module_magic!(name = c"pg_expiry", version = VERSION);
 
 /// Called when the library is loaded: by the postmaster under shared_preload_libraries, or by the
 /// first backend that calls one of our functions.

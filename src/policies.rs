@@ -71,7 +71,7 @@ CREATE FUNCTION create_policy(
 ) RETURNS text
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION create_policy(regclass, text, text, text, text, interval, text, text, text, text, int, int, interval, int, interval[], boolean, timestamptz, boolean) IS
-    'Makes a policy: rows of relation that satisfy predicate are due when their deadline has passed; then cancel_function is called as the owner of the relation. Returns its name. What is not given follows the setting pg_expiry.<parameter>; the default of timeout stands for not given, NULL is refused. Errors: 22004, 22023, 42501, 42601, 42703, 42704, 42710, 42725, 42804, 42809, 42883, 42P01, 42P10, 42P13, 42P17, 55000.';
+    'Makes a policy: rows of relation that satisfy predicate are due when their deadline has passed; then cancel_function is called as the owner of the relation. Returns its name. For the owner of the relation. Says in a NOTICE how many rows are due already. Column, predicate and function are looked up by the search path of the caller, and stored qualified. What is not given follows the setting pg_expiry.<parameter>; the default of timeout stands for not given, NULL is refused, so that a value that got lost does not mean at once. After an error nothing is stored. Errors: 22004 relation or timeout is NULL, or deadline, predicate or cancel_function is neither given nor set; 22023 a value out of range, time_zone or epoch missing or not for this column; 42501 not the owner of the relation, or the owner lacks a right, or FORCE ROW LEVEL SECURITY hides rows from him; 42703 no such column; 42710 the name is taken; 42725 more than one function fits; 42804 the column''s type cannot be a deadline; 42809 not a permanent table, or not a plain function; 42883 no such function, or its arguments do not fit the key; 42P01 no such relation; 42P10 the relation has no usable key; 42P13 the function returns another type; 42P17 a virtual generated column; 55000 the rows are under another policy of a partition or parent; 55P03 the relation is locked by another transaction; 42601, 42703, 42883 or another, as PostgreSQL raises it, for a predicate that cannot be that of an index.';
 ")]
 #[allow(clippy::too_many_arguments)] // those of the SQL function
 fn create_policy(
@@ -145,7 +145,7 @@ CREATE FUNCTION alter_policy(
 ) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION alter_policy(text, text, text, text, interval, text, text, text, text, int, int, interval, int, interval[], boolean, timestamptz, boolean) IS
-    'Changes the parameters that are given of a policy and leaves the others; the default of timeout stands for not given, NULL is refused. Errors: as create_policy(), and 42704 unknown policy.';
+    'Changes the parameters that are given of a policy and leaves the others; the default of timeout stands for not given, NULL is refused. Workers follow when the transaction commits. paused => false also lets a restored policy go on. Errors: 42704 unknown policy; 42501 not its owner; those of create_policy().';
 ")]
 #[allow(clippy::too_many_arguments)] // those of the SQL function
 fn alter_policy(
@@ -199,7 +199,7 @@ fn required(name: Option<&str>) -> Result<&str, Error> {
 CREATE FUNCTION drop_policy(name text) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION drop_policy(text) IS
-    'Removes a policy, its failures and counters; its events stay. A deadline index that pg_expiry has built goes too, one that you have built stays. Errors: 42704 unknown policy, 42501 not its owner.';
+    'Removes a policy, its failures and counters; its events stay. A deadline index that pg_expiry has built goes too, after the commit, one that you have built stays. Errors: 42704 unknown policy; 42501 not its owner; 22004 name is NULL.';
 ")]
 fn drop_policy(name: Option<&str>) {
     installed::check();
@@ -210,7 +210,7 @@ fn drop_policy(name: Option<&str>) {
 CREATE FUNCTION pause(name text DEFAULT NULL) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION pause(text) IS
-    'Pauses a policy, or with NULL all that you may act for: nothing is cancelled until expiry.resume(). Errors: 42704 unknown policy, 42501 not its owner.';
+    'Pauses a policy, or with NULL all that you may act for: nothing is cancelled until expiry.resume(). Survives restarts and dumps. Errors: 42704 unknown policy; 42501 not its owner.';
 ")]
 fn pause(name: Option<&str>) {
     installed::check();
@@ -221,7 +221,7 @@ fn pause(name: Option<&str>) {
 CREATE FUNCTION resume(name text DEFAULT NULL) RETURNS void
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION resume(text) IS
-    'Lets a policy go on that was paused or that came out of a dump or with a cloned database, or with NULL all that you may act for. Errors: 42704 unknown policy, 42501 not its owner, and those of create_policy() if something that it needs is gone.';
+    'Lets a policy go on that was paused or that came out of a dump or with a cloned database, or with NULL all that you may act for. Errors: 42704 unknown policy; 42501 not its owner; those of create_policy() if something that it needs is gone.';
 ")]
 fn resume(name: Option<&str>) {
     installed::check();

@@ -19,6 +19,7 @@ const fn text(default: &'static CStr) -> Text {
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static DATABASES: Text = text(c"*");
 static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(4);
+static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
 static LOOKAHEAD: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(50);
 static CANCEL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
@@ -64,6 +65,11 @@ pub fn databases() -> String {
 
 pub fn max_workers() -> usize {
     usize::try_from(MAX_WORKERS.get()).unwrap_or(0)
+}
+
+/// How many workers share the backlog of one policy.
+pub fn workers() -> usize {
+    usize::try_from(WORKERS.get()).unwrap_or(1)
 }
 
 pub fn lookahead_ms() -> i64 {
@@ -211,6 +217,14 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
+    int(
+        c"pg_expiry.workers",
+        c"The largest number of workers that share the backlog of one policy.",
+        c"They are there while the backlog lasts, within pg_expiry.max_workers. With more than one, the cancel function should take its locks in the same order always.",
+        &WORKERS,
+        (1, WORKER_SLOTS as i32),
+        NO_UNIT,
+    );
     int(c"pg_expiry.lookahead", c"How far ahead a worker knows deadlines.", c"Deadlines that are set less than this before they pass may be noticed late by as much; expiry.wake() makes a worker look at once.", &LOOKAHEAD, (10, 60_000), GucFlags::UNIT_MS);
     int(
         c"pg_expiry.target_batch_time",
@@ -271,25 +285,25 @@ pub fn register() {
     string(
         c"pg_expiry.deadline",
         c"Default of the policies' deadline: the name of a column.",
-        c"",
+        c"A timestamptz column; a timestamp or date with time_zone; an integer or bigint with epoch. Empty means that each policy names its own.",
         &DEADLINE,
     );
     string(
         c"pg_expiry.predicate",
         c"Default of the policies' predicate: an SQL condition on the row's own columns.",
-        c"",
+        c"As of a partial index; names in it are looked up in the schema of the policy's relation. Empty means that each policy has its own.",
         &PREDICATE,
     );
     string(
         c"pg_expiry.cancel_function",
         c"Default of the policies' cancel function: name and argument types.",
-        c"",
+        c"As in cancel_order(bigint), looked up in the schema of the policy's relation. Empty means that each policy names its own.",
         &CANCEL_FUNCTION,
     );
     hooks::define_real(
         c"pg_expiry.timeout",
         c"Default of the policies' timeout: added to the deadline column.",
-        c"",
+        c"The wait after a start time, or the grace after a stated deadline. 0 means that the column is the deadline itself.",
         &TIMEOUT,
         0.0,
         3.2e9,
@@ -299,21 +313,31 @@ pub fn register() {
     string(
         c"pg_expiry.time_zone",
         c"Default of the policies' time zone, for columns without one.",
-        c"",
+        c"A name of pg_timezone_names; for timestamp and date columns, without effect on others. Empty means none.",
         &TIME_ZONE,
     );
     string(
         c"pg_expiry.epoch",
         c"Default of the policies' epoch unit, for integer columns: s or ms.",
-        c"",
+        c"Counted since 1970-01-01 00:00 UTC; without effect on columns that are not integers. Empty means none.",
         &EPOCH,
     );
-    string(c"pg_expiry.channel", c"Default of the policies' NOTIFY channel.", c"", &CHANNEL);
-    string(c"pg_expiry.notify", c"Default of the policies' notifications: row, batch or off.", c"", &NOTIFY);
+    string(
+        c"pg_expiry.channel",
+        c"Default of the policies' NOTIFY channel.",
+        c"A name of 1 to 63 bytes, as in LISTEN.",
+        &CHANNEL,
+    );
+    string(
+        c"pg_expiry.notify",
+        c"Default of the policies' notifications: row, batch or off.",
+        c"row sends one notification an event, batch as many events in one as fit, off none. Events are recorded in any case.",
+        &NOTIFY,
+    );
     int(
         c"pg_expiry.batch_size",
         c"Default of the policies' batch size: the most rows in one transaction.",
-        c"",
+        c"Batches are smaller as long as they take longer than pg_expiry.target_batch_time.",
         &BATCH_SIZE,
         (1, 100_000),
         NO_UNIT,
@@ -321,7 +345,7 @@ pub fn register() {
     int(
         c"pg_expiry.max_attempts",
         c"Default of the policies' attempts before a failing row is quarantined.",
-        c"",
+        c"A quarantined row is left alone until expiry.retry().",
         &MAX_ATTEMPTS,
         (1, 1_000),
         NO_UNIT,
@@ -329,7 +353,7 @@ pub fn register() {
     int(
         c"pg_expiry.retry_delay",
         c"Default of the policies' wait before the second attempt; it doubles with each.",
-        c"",
+        c"It grows up to an hour, by 12.5 % more or less. Rows that were declined are asked again after it, undoubled.",
         &RETRY_DELAY,
         (1, 86_400_000),
         GucFlags::UNIT_MS,
@@ -345,13 +369,13 @@ pub fn register() {
     string(
         c"pg_expiry.remind_before",
         c"Default of the policies' reminders: how long before the deadline, as in {1 hour,10 min}.",
-        c"",
+        c"At most 16 intervals from 1 second to 366 days, without months. Empty means no reminders.",
         &REMIND_BEFORE,
     );
     bool(
         c"pg_expiry.remind_late",
         c"Default of the policies' late reminders: of rows that begin within the interval already.",
-        c"",
+        c"Off means that such rows get no reminder of that interval.",
         &REMIND_LATE,
     );
     hooks::reserve_prefix(c"pg_expiry");

@@ -16,6 +16,7 @@ mod error;
 mod installation;
 mod listener;
 mod process;
+pub mod repository;
 mod run;
 mod shop;
 mod wait;

@@ -151,9 +151,14 @@ fn worker_that_is_ended_all_the_time_cancels_each_row_once() {
     }
     resume(&mut shop);
     let (mut terminated, mut killed) = (0, false);
+    let mut ended = 0;
     let begun = Instant::now();
     while shop.value::<i64>("SELECT count(*) FROM orders WHERE status = 'pending'") > 0 {
-        let pid = wait_until("a worker", PATIENCE, || worker_pids(&mut shop.client).first().copied());
+        // The one that was told to end may still be seen.
+        let pid = wait_until("a new worker", PATIENCE, || {
+            worker_pids(&mut shop.client).into_iter().find(|pid| *pid != ended)
+        });
+        ended = pid;
         shop.client.batch_execute("SELECT pg_sleep(0.7)").unwrap();
         if !killed && shop.value::<i64>(CANCELLED) > ROWS / 2 {
             killed = true;

@@ -277,3 +277,30 @@ fn row_that_is_no_longer_due_loses_its_record() {
         );
     }
 }
+
+#[test]
+fn retry_takes_the_key_as_an_object_or_bare() {
+    let mut shop = Shop::without_policy();
+    shop.create_policy(", paused => true");
+    let record = r#"INSERT INTO expiry.failure (policy, key, attempts, sqlstate, message, failed_at)
+        SELECT 'orders', key, 8, '22012', 'no', now()
+        FROM unnest('{"{\"id\": \"7\"}", "{\"id\": \"8\"}", "{\"a\": \"7\", \"b\": 1}"}'::jsonb[]) AS key"#;
+    shop.client.batch_execute(record).unwrap();
+    for (key, rows) in [
+        ("7", 1),
+        (r#""7""#, 1),
+        (r#"{"id": 7}"#, 1),
+        (r#"{"id": "7"}"#, 1),
+        (r#"{"b": 1, "a": "7"}"#, 1),
+        ("9", 0),
+        ("[7]", 0),
+        ("null", 0),
+        ("{}", 0),
+        (r#"{"a": "7"}"#, 0),
+        (r#"{"id": 7, "b": 1}"#, 0),
+    ] {
+        let retried = shop.value::<i64>(&format!("SELECT expiry.retry('orders', '{key}')"));
+        assert_eq!(retried, rows, "{key}");
+    }
+    assert_eq!(shop.value::<i64>("SELECT expiry.retry('orders')"), 3);
+}

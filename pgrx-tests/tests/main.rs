@@ -1,6 +1,7 @@
 //! All tests, as one binary: a module here is a file beside this one.
 
 mod alerts;
+mod assistants;
 mod audit;
 mod backlog_faults;
 mod bounded;
@@ -28,10 +29,12 @@ mod failing_rows;
 mod failover;
 mod harness;
 mod leftovers;
+mod links;
 mod memory;
 mod model;
 mod monitoring;
 mod names;
+mod packages;
 mod partitions;
 mod payment_race;
 mod policies;
@@ -39,7 +42,9 @@ mod policy_errors;
 mod processes;
 mod punctual;
 mod push;
+mod readmes;
 mod recovery;
+mod reference;
 mod reminder_faults;
 mod reminders;
 mod renames;
@@ -58,6 +63,7 @@ mod status;
 mod stuck_listener;
 mod subtransactions;
 mod tenants;
+mod tidy;
 mod untriggered;
 mod upgrade;
 mod versions;

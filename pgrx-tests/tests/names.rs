@@ -1,7 +1,7 @@
 //! Names of all kinds, each of which PostgreSQL takes.
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Db, wait_for_value};
+use pg_expiry_tests::{Db, db_error, wait_for_value};
 
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
@@ -241,4 +241,28 @@ fn names_of_database_and_role() {
     drop((superuser, owner));
     client.batch_execute(&format!("DROP DATABASE {database}")).unwrap();
     client.batch_execute(&format!("DROP ROLE {role}")).unwrap();
+}
+
+/// Parentheses in quotes are part of a name, not where the arguments begin.
+#[test]
+fn function_with_parentheses_is_found_by_its_name_alone() {
+    let db = Db::with_extension();
+    let mut client = db.connect();
+    client
+        .batch_execute(
+            "CREATE TABLE orders (id bigint PRIMARY KEY, pay_by timestamptz, status text DEFAULT 'pending');
+             INSERT INTO orders VALUES (1, now());
+             CREATE FUNCTION \"cancel (late)\"(order_id bigint) RETURNS void LANGUAGE sql AS
+                 $$ UPDATE orders SET status = 'cancelled' WHERE id = order_id $$;
+             CREATE FUNCTION \"two (arguments)\"(a bigint, b bigint) RETURNS void LANGUAGE sql AS ''",
+        )
+        .unwrap();
+    let create = "SELECT expiry.create_policy('orders', 'pay_by', $$status = 'pending'$$, $1)";
+    for unfit in ["\"two (arguments)\"", "\"not (there)\""] {
+        let error = db_error(client.query(create, &[&unfit]));
+        let form = format!("{unfit}(bigint) for each row");
+        assert!(error.hint().is_some_and(|hint| hint.contains(&form)), "{error:?}");
+    }
+    client.execute(create, &[&"public.\"cancel (late)\""]).unwrap();
+    wait_for_value(&mut client, "SELECT count(*) FROM orders WHERE status = 'cancelled'", 1_i64);
 }

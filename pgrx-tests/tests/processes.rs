@@ -6,6 +6,6 @@ mod databases;
 mod life;
 mod owners;
 mod read_only;
-mod turns;
+pub mod turns;
 
 pub use turns::{occupy_a_slot, vacate_the_slot};

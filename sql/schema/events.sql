@@ -60,7 +60,7 @@ END
 $$;
 
 COMMENT ON FUNCTION fetch_events(text, int) IS
-    'The next events of a named consumer, in order, at most max_rows; the same again until ack_events(). Sessions that fetch for one consumer take turns: each waits until the other''s transaction has ended. Errors: 42704 unknown consumer, or not yours; 22023 negative max_rows.';
+    'The next events of a named consumer, in order, at most max_rows; the same again until ack_events(). Sessions that fetch for one consumer take turns: each waits until the other''s transaction has ended. Errors: 42704 unknown consumer, or not yours; 22004 consumer is NULL; 22023 negative max_rows.';
 
 CREATE VIEW consumers WITH (security_barrier = true) AS
     SELECT c.name, pg_catalog.pg_get_userbyid(c.owner) AS owner, c.policy, c.acked, c.fetched, c.fetched_at, c.acked_at,
@@ -74,7 +74,7 @@ CREATE VIEW consumers WITH (security_barrier = true) AS
     FROM @extschema@.consumer c
     WHERE pg_catalog.pg_has_role(c.owner, 'USAGE') OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 
-COMMENT ON VIEW consumers IS 'Named consumers and how far they lag behind.';
+COMMENT ON VIEW consumers IS 'Named consumers and how far they lag behind: your own, and those of roles that you may act for; members of pg_monitor see all.';
 COMMENT ON COLUMN consumers.name IS 'The consumer.';
 COMMENT ON COLUMN consumers.owner IS 'The role that subscribed.';
 COMMENT ON COLUMN consumers.policy IS 'The policy whose events it reads; NULL: all that the reader may see.';
@@ -82,5 +82,5 @@ COMMENT ON COLUMN consumers.acked IS 'The last event that it has acknowledged.';
 COMMENT ON COLUMN consumers.fetched IS 'The last event that it was given.';
 COMMENT ON COLUMN consumers.fetched_at IS 'When it last fetched.';
 COMMENT ON COLUMN consumers.acked_at IS 'When it last acknowledged.';
-COMMENT ON COLUMN consumers.lag IS 'Events that it has not acknowledged; counted up to 10000.';
-COMMENT ON COLUMN consumers.oldest IS 'Age of the first of them.';
+COMMENT ON COLUMN consumers.lag IS 'Events that it has not acknowledged; counted to 10000, as 10000+ beyond that.';
+COMMENT ON COLUMN consumers.oldest IS 'Age of the first of them; NULL: there is none.';

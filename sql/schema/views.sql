@@ -4,7 +4,7 @@ CREATE FUNCTION preview(name text, max_rows bigint DEFAULT 100, OUT key jsonb, O
     RETURNS SETOF record
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'preview_wrapper';
 COMMENT ON FUNCTION preview(text, bigint) IS
-    'The rows of a policy that are due now, earliest deadline first; touches nothing, and works for paused and restored policies too. Errors: 42704 unknown policy, 42501 not its owner, 22023 negative max_rows, and those of create_policy() if something that it needs is gone.';
+    'The rows of a policy that are due now, earliest deadline first; touches nothing, and works for paused and restored policies too. Errors: 42704 unknown policy; 42501 not its owner; 22023 negative max_rows; those of create_policy() if something that it needs is gone.';
 
 CREATE FUNCTION probe(
     name text,
@@ -12,7 +12,7 @@ CREATE FUNCTION probe(
     OUT index_state text
 ) RETURNS SETOF record
     LANGUAGE c STRICT VOLATILE PARALLEL UNSAFE ROWS 1 AS 'MODULE_PATHNAME', 'probe_wrapper';
-COMMENT ON FUNCTION probe(text) IS 'What the view expiry.status shows of a policy beyond its counters; no row if its relation has been dropped.';
+COMMENT ON FUNCTION probe(text) IS 'Internal, for the view expiry.status: what it shows of a policy beyond its counters; no row if its relation has been dropped.';
 
 CREATE VIEW status WITH (security_invoker = true) AS
     SELECT p.name,
@@ -37,23 +37,23 @@ CREATE VIEW status WITH (security_invoker = true) AS
         FROM (SELECT 2.0 ^ (u.n - 5)::float8 AS bound, sum(u.rows) OVER (ORDER BY u.n) AS seen, sum(u.rows) OVER () AS total
               FROM unnest(g.lateness_counts) WITH ORDINALITY u(rows, n)) b
         WHERE b.total > 0) l ON true;
-COMMENT ON VIEW status IS 'How each policy is that you may act for; members of pg_monitor see all.';
+COMMENT ON VIEW status IS 'How each policy is that you may act for; members of pg_monitor see all. Reads a bounded part of the deadline index, and waits for no lock.';
 COMMENT ON COLUMN status.name IS 'Name of the policy.';
 COMMENT ON COLUMN status.state IS 'active; paused (by expiry.pause()); restored (from a dump or a cloned database, waits for expiry.resume()); tripped (everything fails, it tries again by and by); stopped (something that it needs is gone); indexing (its deadline index is being built); disabled (by pg_expiry.enabled).';
-COMMENT ON COLUMN status.reason IS 'Why it is tripped or stopped.';
+COMMENT ON COLUMN status.reason IS 'Why it is tripped or stopped, with the SQLSTATE; otherwise NULL.';
 COMMENT ON COLUMN status.backlog IS 'Rows that are due now, counted to 10000, as 10000+ beyond that; NULL while that cannot be told without reading the whole table.';
-COMMENT ON COLUMN status.oldest_overdue IS 'How long ago the earliest deadline of the backlog has passed.';
-COMMENT ON COLUMN status.next_deadline IS 'The next deadline to come.';
+COMMENT ON COLUMN status.oldest_overdue IS 'How long ago the earliest deadline of the backlog has passed; NULL: nothing is due.';
+COMMENT ON COLUMN status.next_deadline IS 'The next deadline to come; NULL: none.';
 COMMENT ON COLUMN status.index_state IS 'Of the deadline index: missing, building, invalid or valid.';
-COMMENT ON COLUMN status.cancelled IS 'Rows cancelled.';
-COMMENT ON COLUMN status.declined IS 'Calls that declined.';
-COMMENT ON COLUMN status.failed IS 'Calls that failed.';
+COMMENT ON COLUMN status.cancelled IS 'Rows cancelled since stats_since.';
+COMMENT ON COLUMN status.declined IS 'Calls that declined since stats_since.';
+COMMENT ON COLUMN status.failed IS 'Calls that failed since stats_since.';
 COMMENT ON COLUMN status.quarantined IS 'Rows that have used up their attempts, see expiry.failure; counted to 10001, which stands for more than 10000.';
-COMMENT ON COLUMN status.withheld_notifications IS 'Events that were recorded but not notified.';
-COMMENT ON COLUMN status.lateness_p50_ms IS 'Half of the rows were cancelled no later than this after their deadline; rounded up to a power of two.';
+COMMENT ON COLUMN status.withheld_notifications IS 'Events since stats_since that were recorded but not notified, because the server''s notification queue was filling up.';
+COMMENT ON COLUMN status.lateness_p50_ms IS 'Half of the rows were cancelled no later than this after their deadline, in milliseconds; rounded up to a power of two. NULL: none was cancelled since stats_since.';
 COMMENT ON COLUMN status.lateness_p95_ms IS 'The same for 95 % of the rows.';
 COMMENT ON COLUMN status.lateness_p99_ms IS 'The same for 99 % of the rows.';
-COMMENT ON COLUMN status.lateness_max_ms IS 'The greatest lateness.';
+COMMENT ON COLUMN status.lateness_max_ms IS 'The greatest lateness in milliseconds.';
 COMMENT ON COLUMN status.last_error IS 'The last failure: SQLSTATE and message.';
 COMMENT ON COLUMN status.last_run IS 'When a worker last looked.';
 COMMENT ON COLUMN status.stats_since IS 'Since when is counted: the policy''s first run, or the last expiry.reset_stats().';
@@ -67,5 +67,5 @@ CREATE VIEW lateness WITH (security_invoker = true) AS
 COMMENT ON VIEW lateness IS 'How late the rows of each policy were cancelled, as a histogram to look at.';
 COMMENT ON COLUMN lateness.policy IS 'Name of the policy.';
 COMMENT ON COLUMN lateness.bucket IS 'The upper bound in milliseconds; the lower one is half of it.';
-COMMENT ON COLUMN lateness.count IS 'Rows cancelled that late.';
-COMMENT ON COLUMN lateness.bar IS 'The count as a bar.';
+COMMENT ON COLUMN lateness.count IS 'Rows cancelled that late since the policy''s stats_since in expiry.status.';
+COMMENT ON COLUMN lateness.bar IS 'The count as a bar; the longest of a policy has 40 characters.';

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use pgrx::pg_sys::Oid;
 
+use super::assistants::Assistance;
 use super::plan::{Kind, Task};
 use super::{Board, NO_BELL, Name, Post, change};
 use crate::pg::bells::{BELLS, Bells, WORKERS};
@@ -26,6 +27,8 @@ pub enum Work {
     Scout,
     /// Build the index of the policy of that name.
     BuildIndex(String),
+    /// Take part in the backlog of a policy.
+    Assist(Assistance),
 }
 
 thread_local! {
@@ -36,7 +39,10 @@ thread_local! {
 
 impl Board {
     fn take_bell(&self) -> Option<usize> {
-        (0..WORKERS).find(|bell| self.posts.iter().all(|post| post.bell != *bell))
+        let taken = |bell| {
+            self.posts.iter().any(|post| post.bell == bell) || self.assistants.iter().any(|a| a.bell == bell)
+        };
+        (0..WORKERS).find(|bell| !taken(*bell))
     }
 
     fn come(&mut self, bells: &Bells, task: Task) -> Option<Assignment> {
@@ -53,20 +59,31 @@ impl Board {
             Kind::Worker => Work::Serve(self.posts[task.index].owner),
             Kind::Scout => Work::Scout,
             Kind::Builder => Work::BuildIndex(self.databases[index].build.text()),
+            Kind::Assistant => Work::Assist(self.assistants[task.index].assistance()),
         };
-        let own_bell = if matches!(work, Work::Serve(_)) { self.take_bell() } else { Some(NO_BELL) };
+        let has_bell = matches!(task.kind, Kind::Worker | Kind::Assistant);
+        let own_bell = if has_bell { self.take_bell() } else { Some(NO_BELL) };
         let (false, Some(own_bell)) = (is_refused, own_bell) else {
             self.process(task)?.on(Event::Ended, now.0);
+            if task.kind == Kind::Assistant {
+                self.assistants[task.index].vacate();
+            }
             return None;
         };
         self.process(task)?.pid = bgworker::own_pid();
-        if let Work::Serve(_) = work {
-            let post = &mut self.posts[task.index];
-            post.bell = own_bell;
-            post.started_at = now;
-            post.next_due = Timestamp::NEGATIVE_INFINITY; // busy, as long as it has not said otherwise
+        if has_bell {
             bells.take_worker(own_bell, database);
             BELL.set(own_bell);
+        }
+        match task.kind {
+            Kind::Worker => {
+                let post = &mut self.posts[task.index];
+                post.bell = own_bell;
+                post.started_at = now;
+                post.next_due = Timestamp::NEGATIVE_INFINITY; // busy, as long as it has not said otherwise
+            }
+            Kind::Assistant => self.assistants[task.index].bell = own_bell,
+            Kind::Scout | Kind::Builder => {}
         }
         MINE.set(Some(task));
         Some(Assignment { database, work })
@@ -120,13 +137,18 @@ pub fn detach(exit: Exit) {
             }
             // If it failed, the worker asks again; the state of the process makes it wait.
             Kind::Builder => board.databases[task.index].build = Name::default(),
+            Kind::Assistant => {
+                let assistant = &mut board.assistants[task.index];
+                bells.free_worker(assistant.bell);
+                assistant.vacate();
+            }
             Kind::Scout => {}
         }
         bells.ring_launcher();
     });
 }
 
-/// Whether this worker should end, as soon as its batch is done.
+/// Whether this worker, or assistant, should end, as soon as its batch is done.
 pub fn is_to_leave() -> bool {
     let bell = BELL.get();
     bell != NO_BELL && BELLS.get().is_some_and(|bells| bells.is_worker_to_leave(bell))

@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys::Oid;
 
+use super::assistants::Assistant;
 use super::{Board, Name, change, look};
 use crate::pg::bgworker;
 use crate::pg::clock::{self, Timestamp};
@@ -24,33 +25,46 @@ pub fn overview() -> Vec<Row> {
     let now = clock::now();
     look(|board, bells| {
         let posts = board.posts.iter().filter(|post| post.owner != Oid::INVALID);
-        posts
-            .map(|post| {
-                let bell = bells.find(post.database);
-                let process = &post.process;
-                let has_come = process.pid != 0;
-                Row {
-                    database: post.database,
-                    owner: post.owner,
-                    pid: has_come.then_some(process.pid),
-                    state: match process.state {
-                        State::Starting => "starting",
-                        State::Running => "running",
-                        State::Leaving => "leaving",
-                        _ if bell.is_some_and(|bell| bell.is_stopped()) => "stopped",
-                        _ if bell.is_some_and(|bell| bell.held_until() > now) => "held off",
-                        State::NoSlot => "no slot",
-                        State::Resting => "restarting",
-                        State::Idle => "waiting",
-                    },
-                    policies: post.policies,
-                    started_at: has_come.then_some(post.started_at),
-                    last_pass: post.last_pass,
-                }
-            })
-            .collect()
+        let workers = posts.map(|post| {
+            let bell = bells.find(post.database);
+            let process = &post.process;
+            let has_come = process.pid != 0;
+            Row {
+                database: post.database,
+                owner: post.owner,
+                pid: has_come.then_some(process.pid),
+                state: match process.state {
+                    State::Starting => "starting",
+                    State::Running => "running",
+                    State::Leaving => "leaving",
+                    _ if bell.is_some_and(|bell| bell.is_stopped()) => "stopped",
+                    _ if bell.is_some_and(|bell| bell.held_until() > now) => "held off",
+                    State::NoSlot => "no slot",
+                    State::Resting => "restarting",
+                    State::Idle => "waiting",
+                },
+                policies: post.policies,
+                started_at: has_come.then_some(post.started_at),
+                last_pass: post.last_pass,
+            }
+        });
+        let assistants = board.assistants.iter().filter(|assistant| assistant.process.pid != 0);
+        workers.chain(assistants.map(assistant_row)).collect()
     })
     .unwrap_or_default()
+}
+
+/// An assistant is a row too, as long as it is there.
+fn assistant_row(assistant: &Assistant) -> Row {
+    Row {
+        database: assistant.database,
+        owner: assistant.assistance().owner,
+        pid: Some(assistant.process.pid),
+        state: "assisting",
+        policies: 1,
+        started_at: Some(Timestamp(assistant.process.since)),
+        last_pass: None,
+    }
 }
 
 impl Board {
@@ -61,7 +75,9 @@ impl Board {
         let processes = workers.map(|post| &mut post.process);
         let known = self.databases.iter_mut().filter(|known| known.oid == database);
         let others = known.flat_map(|known| [&mut known.scout, &mut known.builder]);
-        let alive = processes.chain(others).filter(|process| process.is_alive());
+        let assistants = self.assistants.iter_mut().filter(|assistant| assistant.database == database);
+        let assistants = assistants.map(|assistant| &mut assistant.process);
+        let alive = processes.chain(others).chain(assistants).filter(|process| process.is_alive());
         alive
             .map(|process| {
                 process.on(Event::Asked, now);
@@ -78,7 +94,9 @@ pub fn processes_of(database: Oid) -> usize {
         let workers = board.posts.iter().filter(|post| post.database == database).map(|post| &post.process);
         let known = board.databases.iter().filter(|known| known.oid == database);
         let others = known.flat_map(|known| [&known.scout, &known.builder]);
-        workers.chain(others).filter(|process| process.pid != 0).count()
+        let assistants = board.assistants.iter().filter(|assistant| assistant.database == database);
+        let assistants = assistants.map(|assistant| &assistant.process);
+        workers.chain(others).chain(assistants).filter(|process| process.pid != 0).count()
     })
     .unwrap_or(0)
 }

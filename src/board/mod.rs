@@ -4,10 +4,12 @@
 //! `plan` is the launcher's side, `attendance` that of the processes it starts, `control` that of
 //! sessions, which stop, hold off and look.
 
+mod assistants;
 mod attendance;
 mod control;
 mod plan;
 
+pub use assistants::{Assistance, request_assistants};
 pub use attendance::{
     Assignment, Found, Work, attach, connected, detach, is_to_leave, may_renew, publish, report, retire,
 };
@@ -17,6 +19,8 @@ pub use control::{
 pub use plan::{Task, is_any_leaving, note_ended, note_refused, plan, sync};
 
 use pgrx::pg_sys::Oid;
+
+use self::assistants::Assistant;
 
 use crate::pg::asides::ASIDES;
 use crate::pg::bells::{BELLS, Bells, DATABASES, WORKERS};
@@ -30,6 +34,8 @@ const _: () = assert!(WORKERS == settings::WORKER_SLOTS, "a bell for every worke
 
 /// Owners with policies, in all databases.
 const POSTS: usize = 1024;
+/// Each has a worker's bell.
+const ASSISTANTS: usize = WORKERS;
 
 static BOARD: Locked<Board> = Locked::new(c"pg_expiry board");
 
@@ -150,11 +156,16 @@ impl Default for Post {
 struct Board {
     databases: [Database; DATABASES],
     posts: [Post; POSTS],
+    assistants: [Assistant; ASSISTANTS],
 }
 
 impl Default for Board {
     fn default() -> Self {
-        Self { databases: [Database::default(); DATABASES], posts: [Post::default(); POSTS] }
+        Self {
+            databases: [Database::default(); DATABASES],
+            posts: [Post::default(); POSTS],
+            assistants: [Assistant::default(); ASSISTANTS],
+        }
     }
 }
 
@@ -180,6 +191,7 @@ impl Board {
         for post in self.posts.iter_mut().filter(|post| post.database == database) {
             *post = Post::default();
         }
+        self.assistants.iter_mut().filter(|a| a.database == database).for_each(Assistant::vacate);
         self.databases[index] = Database::default();
         bells.assign(index, Oid::INVALID);
     }
@@ -190,6 +202,7 @@ impl Board {
         !database.scout.is_alive()
             && !database.builder.is_alive()
             && posts.all(|post| !post.process.is_alive())
+            && !self.assistants.iter().any(|a| a.database == database.oid && a.process.is_alive())
     }
 }
 

@@ -25,10 +25,11 @@ pub enum Kind {
     Worker,
     Scout,
     Builder,
+    Assistant,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Worker, Self::Scout, Self::Builder];
+    const ALL: [Self; 4] = [Self::Worker, Self::Scout, Self::Builder, Self::Assistant];
 
     /// How pg_stat_activity calls such a process.
     pub fn backend_type(self) -> &'static str {
@@ -36,7 +37,13 @@ impl Kind {
             Self::Worker => "pg_expiry worker",
             Self::Scout => "pg_expiry scout",
             Self::Builder => "pg_expiry index builder",
+            Self::Assistant => "pg_expiry assistant",
         }
+    }
+
+    /// Whether it has to be there, and does not only make things faster.
+    pub fn is_needed(self) -> bool {
+        self != Self::Assistant
     }
 }
 
@@ -70,6 +77,7 @@ impl Board {
             Kind::Worker => self.posts.get_mut(task.index).map(|post| &mut post.process),
             Kind::Scout => self.databases.get_mut(task.index).map(|database| &mut database.scout),
             Kind::Builder => self.databases.get_mut(task.index).map(|database| &mut database.builder),
+            Kind::Assistant => self.assistants.get_mut(task.index).map(|assistant| &mut assistant.process),
         }
     }
 
@@ -77,6 +85,7 @@ impl Board {
         let database = match task.kind {
             Kind::Worker => self.posts.get(task.index)?.database,
             Kind::Scout | Kind::Builder => self.databases.get(task.index)?.oid,
+            Kind::Assistant => self.assistants.get(task.index)?.database,
         };
         (database != Oid::INVALID).then_some(database)
     }
@@ -154,8 +163,18 @@ impl Board {
             self.posts[index].process.on(Event::Asked, now);
             bells.ask_worker_to_leave(self.posts[index].bell);
         }
-        for index in turns.start {
+        let alive = self.posts.iter().filter(|post| post.process.is_alive()).count();
+        let alive = alive + self.living_assistants();
+        let room = max_workers.saturating_sub(alive);
+        let wanted = turns.start.len();
+        for index in turns.start.into_iter().take(room) {
             plan.start.extend(self.start(Kind::Worker, index, now));
+        }
+        let is_short = wanted > room || alive > max_workers || refused > 0 || turns.are_some_waiting;
+        let room = (!is_short).then(|| room - wanted);
+        let is_served = |database: Oid| matches!(served.get(&database), Some((_, true)));
+        for index in self.plan_assistants(bells, room, is_served, now) {
+            plan.start.extend(self.start(Kind::Assistant, index, now));
         }
         plan.again_at = again_at.map(Timestamp);
         plan
@@ -184,6 +203,7 @@ impl Board {
                 *post = Post::default();
             }
         }
+        self.tidy_assistants(now);
         for index in 0..DATABASES {
             let database = &mut self.databases[index];
             if database.oid == Oid::INVALID {
@@ -215,7 +235,13 @@ pub fn plan(max_workers: usize, now: Timestamp) -> Plan {
 
 /// The server has no free slot for it.
 pub fn note_refused(task: Task, now: Timestamp) {
-    change(|board, _| board.process(task).map(|process| process.on(Event::Refused, now.0)));
+    change(|board, _| {
+        if task.kind == Kind::Assistant {
+            board.assistants[task.index].vacate();
+        } else if let Some(process) = board.process(task) {
+            process.on(Event::Refused, now.0);
+        }
+    });
 }
 
 /// The postmaster has seen the process end. Unless the process has said so itself, it never came.
@@ -227,6 +253,9 @@ pub fn note_ended(task: Task, now: Timestamp) {
             && process.is_alive()
         {
             process.on(Event::Died, now.0);
+            if task.kind == Kind::Assistant {
+                board.assistants[task.index].vacate();
+            }
         }
         let workers = board.posts.iter_mut().map(|post| &mut post.process);
         let others = board.databases.iter_mut();

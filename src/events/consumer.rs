@@ -40,7 +40,7 @@ fn locked(name: &str) -> Consumer {
 CREATE FUNCTION subscribe(consumer text, policy text DEFAULT NULL, after bigint DEFAULT NULL) RETURNS bigint
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION subscribe(text, text, bigint) IS
-    'Makes a named consumer of the events of one policy (NULL: of all that you may act for), which begins after the event with this id (NULL: with the next event). Returns that id. Errors: 42710 the name is taken, 42704 unknown policy, 42501 not its owner, 22023 bad name or id.';
+    'Makes a named consumer of the events of one policy (NULL: of all that you may act for), which begins after the event with this id (NULL: with the next event). Returns that id. Errors: 42710 the name is taken; 42704 unknown policy; 42501 not its owner; 22023 bad name or id.';
 ")]
 fn subscribe(consumer: Option<&str>, policy: Option<&str>, after: Option<i64>) -> i64 {
     const INSERT: &str = "

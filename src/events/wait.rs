@@ -23,7 +23,7 @@ const LONGEST_US: i64 = 3_600_000_000;
 CREATE PROCEDURE wait_for_events(id bigint, timeout interval DEFAULT '30 seconds')
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON PROCEDURE wait_for_events(bigint, interval) IS
-    'Returns as soon as there is an event with a greater id that you may see, or after timeout (at most 1 hour); read it with events_after(). Holds neither lock nor snapshot while it waits, so it runs neither in a transaction block nor in a function (25001). Errors: 22023 negative id or timeout, or an id that no event has had yet.';
+    'Returns as soon as there is an event with a greater id that you may see, or after timeout (at most 1 hour); read it with events_after(). Holds neither lock nor snapshot while it waits, so it runs neither in a transaction block nor in a function. Errors: 25001 in a transaction block; 22023 negative id or timeout, a longer one, or an id that no event has had yet.';
 ")]
 fn wait_for_events(id: Option<i64>, timeout: Option<Interval>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {

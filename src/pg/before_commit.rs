@@ -28,6 +28,7 @@ pub fn pend(work: impl FnOnce() + 'static) {
     WORK.with_borrow_mut(|all| all.push((level, Box::new(work))));
 }
 
+// SAFETY: called by PostgreSQL alone, as a transaction callback (xact.c).
 #[pg_guard]
 unsafe extern "C-unwind" fn at_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {
@@ -56,6 +57,7 @@ unsafe extern "C-unwind" fn at_transaction(event: pg_sys::XactEvent::Type, _arg:
 }
 
 /// Called while the subtransaction that ends is the current one.
+// SAFETY: called by PostgreSQL alone, as a subtransaction callback (xact.c).
 #[pg_guard]
 unsafe extern "C-unwind" fn at_subtransaction(
     event: pg_sys::SubXactEvent::Type,

@@ -93,6 +93,7 @@ pub fn start(kind: &str, argument: u64) -> Option<Started> {
     }
 }
 
+// SAFETY: signatures of postgres.h and interrupt.h, the same from 15 to 18.
 unsafe extern "C-unwind" {
     fn die(signal: c_int);
     fn SignalHandlerForConfigReload(signal: c_int);
@@ -146,6 +147,7 @@ pub fn at_exit(f: fn(Exit)) {
     unsafe { pg_sys::on_shmem_exit(Some(exit), Datum::null()) };
 }
 
+// SAFETY: called by PostgreSQL alone, as an exit callback (ipc.c).
 #[pg_guard]
 unsafe extern "C-unwind" fn exit(code: c_int, _argument: Datum) {
     AT_EXIT.get()(match code {

@@ -71,10 +71,12 @@ thread_local! {
     static LAST_SQLSTATE: Cell<c_int> = const { Cell::new(0) };
 }
 
+// SAFETY: the signature of elog.h, the same from 15 to 18.
 unsafe extern "C-unwind" {
     fn geterrcode() -> c_int;
 }
 
+// SAFETY: called by PostgreSQL alone, as an error context callback (elog.c).
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn note_sqlstate(_arg: *mut c_void) {
     // SAFETY: an error context callback is the place where geterrcode() may be called (elog.c).

@@ -51,6 +51,7 @@ enum Meaning {
     CommitsPrepared,
 }
 
+// SAFETY: called by PostgreSQL alone, as ProcessUtility_hook, with a statement that is to be run.
 #[pg_guard]
 #[allow(clippy::too_many_arguments)] // those of ProcessUtility_hook_type
 unsafe extern "C-unwind" fn process_utility(
@@ -100,7 +101,7 @@ unsafe extern "C-unwind" fn process_utility(
                     environment,
                     destination,
                     completion,
-                )
+                );
             }),
             None => pg_sys::standard_ProcessUtility(
                 statement,
@@ -225,6 +226,7 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys:
 }
 
 /// Called for each object that is dropped, however it comes to that.
+// SAFETY: called by PostgreSQL alone, as object_access_hook.
 #[pg_guard]
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,

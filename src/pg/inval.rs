@@ -58,6 +58,7 @@ fn register() {
     }
 }
 
+// SAFETY: called by PostgreSQL alone, as a relcache callback (inval.c).
 #[pg_guard]
 unsafe extern "C-unwind" fn relation_changed(_arg: Datum, relation: Oid) {
     if !IGNORED.with_borrow(|ignored| ignored.contains(&relation)) {
@@ -65,6 +66,7 @@ unsafe extern "C-unwind" fn relation_changed(_arg: Datum, relation: Oid) {
     }
 }
 
+// SAFETY: called by PostgreSQL alone, as a syscache callback (inval.c).
 #[pg_guard]
 unsafe extern "C-unwind" fn object_changed(_arg: Datum, _cache: c_int, _hash: u32) {
     note_change();

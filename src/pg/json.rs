@@ -82,6 +82,7 @@ unsafe impl SqlTranslatable for Jsonb {
 
 // SAFETY: see above; the datum is allocated in the memory context of the call.
 unsafe impl BoxRet for Jsonb {
+    // SAFETY: pgrx calls it at the end of a function that returns this.
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
         let datum = from_bytes(&self.0);
         // SAFETY: a valid datum of the declared type.

@@ -7,6 +7,7 @@ use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 
 use super::debug_point;
 
+// SAFETY: the signature of async.h, the same from 15 to 18.
 unsafe extern "C-unwind" {
     fn Async_Notify(channel: *const c_char, payload: *const c_char);
 }

@@ -112,6 +112,9 @@ pub fn is_equivalent(one: Option<&str>, other: Option<&str>) -> bool {
 }
 
 /// The only expression in `text`, which must hold nothing else: no second statement, no clause.
+///
+/// # Safety
+/// Calls the parser: in a transaction only.
 unsafe fn sole_expression(text: &CStr) -> *mut pg_sys::Node {
     // SAFETY: nodes as the grammar builds them for the mode of PL/pgSQL expressions, which is a
     // SELECT without the word; each pointer is used as the type that its tag tells.
@@ -150,6 +153,9 @@ unsafe fn sole_expression(text: &CStr) -> *mut pg_sys::Node {
 }
 
 /// A bare `*`, which the grammar takes for a column in this place.
+///
+/// # Safety
+/// `node` comes from the grammar.
 unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
     // SAFETY: a node of the grammar; a ColumnRef has at least one field.
     unsafe {
@@ -161,12 +167,16 @@ unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
     }
 }
 
+/// # Safety
+/// `tree` is one that PostgreSQL has written.
 unsafe fn read(tree: &str) -> *mut pg_sys::Node {
     let tree = CString::new(tree).expect("text of PostgreSQL has no NUL");
     // SAFETY: the caller's tree comes from nodeToString or pg_index; the nodes are copies.
     unsafe { pg_sys::stringToNode(tree.as_ptr()).cast() }
 }
 
+/// # Safety
+/// As for `read`.
 unsafe fn clauses(tree: Option<&str>) -> *mut pg_sys::List {
     let Some(tree) = tree else { return std::ptr::null_mut() };
     // SAFETY: see `is_equivalent`; pg_index keeps an implicit-AND list or a single expression.
@@ -181,6 +191,8 @@ unsafe fn clauses(tree: Option<&str>) -> *mut pg_sys::List {
     }
 }
 
+/// # Safety
+/// `node` comes from `read`, or from the planner.
 unsafe fn columns_of_node(node: *mut pg_sys::Node) -> Vec<Column> {
     // SAFETY: an index predicate has no aggregates, so the list holds Vars only.
     unsafe {
@@ -192,6 +204,9 @@ unsafe fn columns_of_node(node: *mut pg_sys::Node) -> Vec<Column> {
 }
 
 /// The members of a list of nodes that are all of type `T`.
+///
+/// # Safety
+/// `list` is null, or a list of pointers to `T`.
 unsafe fn members<T>(list: *mut pg_sys::List) -> Vec<*mut T> {
     if list.is_null() {
         return Vec::new();
@@ -204,6 +219,9 @@ unsafe fn members<T>(list: *mut pg_sys::List) -> Vec<*mut T> {
 }
 
 /// A C string that PostgreSQL has allocated, copied.
+///
+/// # Safety
+/// `string` is one.
 unsafe fn owned(string: *const std::ffi::c_char) -> String {
     // SAFETY: the caller's pointer is a NUL-terminated string.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()

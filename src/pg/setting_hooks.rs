@@ -33,6 +33,7 @@ fn is_allowed(source: pg_sys::GucSource::Type) -> bool {
 
 macro_rules! refuse_in_session {
     ($name:ident, $value:ty) => {
+        // SAFETY: called by guc.c alone, as a check hook.
         #[pgrx::pg_guard]
         pub unsafe extern "C-unwind" fn $name(
             _value: *mut $value,
@@ -182,6 +183,7 @@ fn define_text(
     }
 }
 
+// SAFETY: called by guc.c alone, as a check hook of a string.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn check_channel(
     value: *mut *mut c_char,

@@ -100,6 +100,7 @@ pub fn register(areas: &'static [&'static dyn Area]) {
     }
 }
 
+// SAFETY: called by PostgreSQL alone, as shmem_request_hook.
 #[pg_guard]
 unsafe extern "C-unwind" fn request() {
     // SAFETY: set once, before the hook can be called.
@@ -110,6 +111,7 @@ unsafe extern "C-unwind" fn request() {
     AREAS.get().iter().for_each(|area| area.request());
 }
 
+// SAFETY: called by PostgreSQL alone, as shmem_startup_hook.
 #[pg_guard]
 unsafe extern "C-unwind" fn start_up() {
     // SAFETY: set once, before the hook can be called.

@@ -9,6 +9,7 @@ use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 /// `STATEMENT_TIMEOUT` of utils/timeout.h, the same from 15 to 18.
 const STATEMENT_TIMEOUT: c_int = 3;
 
+// SAFETY: signatures of timeout.h, the same from 15 to 18.
 unsafe extern "C-unwind" {
     fn enable_timeout_after(id: c_int, delay_ms: c_int);
     fn disable_timeout(id: c_int, keep_indicator: bool);

@@ -12,7 +12,7 @@ use super::role::BOOTSTRAP_SUPERUSER;
 use super::{guc, role, timeout};
 
 /// Runs one utility statement, outside of any transaction, with a superuser's rights (what it evaluates
-/// of a table runs with the table owner's, as always in PostgreSQL). The settings hold for its first
+/// of a table runs with the table owner's, as a security-restricted operation, as always in PostgreSQL). The settings hold for its first
 /// transaction only: a `lock_timeout` limits how long it waits for its lock on the table, and not how
 /// long it waits for older transactions after that.
 pub fn execute(settings: &[(&str, &str)], sql: &str) -> Result<(), PgError> {
@@ -37,7 +37,7 @@ pub fn execute(settings: &[(&str, &str)], sql: &str) -> Result<(), PgError> {
                 pg_sys::StartTransactionCommand();
                 pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
                 pg_sys::XactReadOnly = pg_sys::RecoveryInProgress();
-                role::assume(BOOTSTRAP_SUPERUSER);
+                role::assume_across_transactions(BOOTSTRAP_SUPERUSER);
                 for (name, value) in settings {
                     guc::set_local(name, value);
                 }

@@ -106,6 +106,7 @@ pub fn own_database() -> Oid {
 
 /// Runs when a transaction has ended. At a commit the transaction is already visible to others
 /// (xact.c calls after ProcArrayEndTransaction), and an error here would bring the server down.
+// SAFETY: called by PostgreSQL alone, as a transaction callback (xact.c).
 #[pg_guard]
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {

@@ -6,6 +6,7 @@ use super::relation::Relation;
 use super::{CancelFunction, Form, KeyColumn, Returns};
 use crate::error::PolicyError;
 use crate::pg::{catalog, spi, xact};
+use crate::rules::signature;
 
 /// A function as the catalog has it.
 pub struct Candidate {
@@ -115,8 +116,8 @@ WHERE f.proname OPERATOR(pg_catalog.=) $1::pg_catalog.name
 
 /// Every function that `text` may mean.
 fn oids(text: &str) -> Vec<Oid> {
-    let name = text.split('(').next().unwrap_or_default();
-    if name.len() < text.len() {
+    let (name, has_arguments) = signature::split(text);
+    if has_arguments {
         let arguments = [(pg_sys::TEXTOID, spi::text(text))];
         return spi::query(BY_ARGUMENTS, &arguments, |row, n| row.get(n, 0)).into_iter().flatten().collect();
     }
@@ -138,7 +139,7 @@ fn oids(text: &str) -> Vec<Oid> {
 }
 
 fn spelled_name(text: &str) -> String {
-    text.split('(').next().unwrap_or_default().trim().to_owned()
+    signature::split(text).0.trim().to_owned()
 }
 
 /// The three forms, spelled for this relation.
@@ -170,7 +171,7 @@ impl Candidate {
             return Err(PolicyError::TemporaryFunction { identity });
         }
         let Some(form) = self.form(relation, key) else {
-            let name = self.identity.split('(').next().unwrap_or_default();
+            let (name, _) = signature::split(&self.identity);
             return Err(PolicyError::FunctionDoesNotFit { forms: forms(name, relation, key), identity });
         };
         let returns = self.returns(form, key)?;

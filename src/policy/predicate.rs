@@ -51,7 +51,7 @@ pub fn resolve(
 fn lock_soon(relation: &Relation) -> bool {
     catalog::try_lock_shared(relation.oid)
         || attempt(|| {
-            guc::with_settings(&[("lock_timeout", LOCK_WAIT)], || catalog::lock_shared(relation.oid))
+            guc::with_settings(&[("lock_timeout", LOCK_WAIT)], || catalog::lock_shared(relation.oid));
         })
         .is_ok()
 }

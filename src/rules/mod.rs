@@ -13,6 +13,7 @@ pub mod patience;
 pub mod payload;
 pub mod queue;
 pub mod reminder;
+pub mod signature;
 pub mod spell;
 pub mod sweep;
 pub mod throttle;

@@ -23,7 +23,7 @@ use crate::worker::waiting::Key;
 CREATE FUNCTION why_not(name text, key jsonb) RETURNS text
     LANGUAGE c CALLED ON NULL INPUT VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON FUNCTION why_not(text, jsonb) IS
-    'Why a row has not been cancelled (yet), in one sentence. The key is that of expiry.event, 64-bit integers as numbers or strings, or of a key of one column the bare value. Touches nothing and waits for nobody. Errors: 42704 unknown policy, 42501 not its owner, 22004 name is NULL, 22023 the key does not fit the relation.';
+    'Why a row has not been cancelled (yet), in one sentence. The key is that of expiry.event, 64-bit integers as numbers or strings, or of a key of one column the bare value. Touches nothing and waits for nobody. Errors: 42704 unknown policy; 42501 not its owner; 22004 name is NULL; 22023 the key does not fit the relation.';
 ")]
 fn why_not(name: Option<&str>, key: Option<pgrx::AnyElement>) -> String {
     installed::check();

@@ -8,22 +8,18 @@ use pgrx::pg_sys::Oid;
 use super::alarm;
 use super::duty::{Duty, Step, tell_stopped};
 use super::prune::Prune;
-use super::{progress, way};
+use super::{ignore_own_tables, progress, way};
 use crate::board;
 use crate::installed;
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{bgworker, catalog, inval, latch, wake, xact};
+use crate::pg::{bgworker, inval, latch, wake, xact};
 use crate::policy::{self, Loaded};
 use crate::settings;
 
 /// Policies are loaded anew after this long at the latest, whatever else happens.
 const RELOAD_US: i64 = 60_000_000;
-
-/// Statistics of these change without end, and nothing of it matters to a policy.
-const OWN_TABLES: [&str; 8] =
-    ["policy", "binding", "event", "failure", "progress", "reminder", "reminded", "consumer"];
 
 pub struct Cycle {
     owner: Oid,
@@ -185,9 +181,7 @@ impl Cycle {
         let owner = self.owner;
         let (loaded, spare) = xact::in_transaction(BOOTSTRAP_SUPERUSER, || {
             installed::check();
-            inval::ignore_only(
-                OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect(),
-            );
+            ignore_own_tables();
             let loaded = policy::load_all_of(owner);
             let spare = policy::with_spare_index(&loaded);
             (loaded, spare)

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use pgrx::PgSqlErrorCode;
 
 use super::alarm::Alarm;
+use super::audit;
 use super::batch::{self, Done, Order};
 use super::failure;
 use super::progress::Progress;
@@ -18,17 +19,17 @@ use super::push::Push;
 use super::remind::Reminders;
 use super::statements::Statements;
 use super::waiting::{Key, Reason, Wait, Waiting};
+use crate::board::{self, Assistance};
 use crate::pg::asides::{self, Aside};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
-use crate::pg::{json, log, timeout};
+use crate::pg::{log, timeout, wake};
 use crate::policy::Policy;
 use crate::rules::alert::Trouble;
 use crate::rules::backoff;
 use crate::rules::batch_size::BatchSize;
 use crate::rules::fault::{Fault, classify};
 use crate::rules::patience::Patience;
-use crate::rules::payload::rfc3339;
 use crate::rules::sweep;
 use crate::rules::throttle::{Quota, Throttle};
 use crate::rules::trip::{Seen, Trip};
@@ -64,6 +65,8 @@ pub struct Duty {
     claims_without_collided: u32,
     /// The last claim was not empty: there may be more.
     pub(super) is_draining: bool,
+    /// Full batches one after the other, in which all went well.
+    pub(super) full_batches: u32,
     /// Rows that have failed since the last success, for the first time.
     pub(super) streak: Vec<Key>,
     /// The last probe, and how long it took.
@@ -120,6 +123,7 @@ impl Duty {
             patience: Patience::default(),
             claims_without_collided: 0,
             is_draining: false,
+            full_batches: 0,
             streak: Vec::new(),
             probed_at: Timestamp(0),
             probe_us: 0,
@@ -386,9 +390,10 @@ impl Duty {
         self.streak.clear();
         let lateness_us: Vec<i64> = done.lateness_us().flatten().collect();
         self.progress.cancelled(done.cancelled.len(), &lateness_us);
-        if settings::log_cancellations() {
-            self.log_cancellations(&done);
-        }
+        audit::log_cancellations(&self.policy, &done);
+        self.full_batches =
+            if done.claimed >= limit && done.declined.is_empty() { self.full_batches + 1 } else { 0 };
+        self.call_assistants();
         self.progress.declined(done.declined.len());
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
@@ -397,18 +402,15 @@ impl Duty {
         Step::Again { cancelled: done.cancelled.len() }
     }
 
-    /// An audit trail: what is in it has been committed.
-    fn log_cancellations(&self, done: &Done) {
-        let rows = done.cancelled.iter().zip(&done.deadlines).zip(done.lateness_us());
-        for ((key, deadline), lateness_us) in rows {
-            let deadline = deadline.filter(|deadline| deadline.is_finite()).and_then(|d| rfc3339(d.0));
-            let late = lateness_us.map_or(String::new(), |us| format!(", {} ms late", us / 1000));
-            log::info(format!(
-                "pg_expiry: policy \"{}\" has cancelled row {}, deadline {}{late}",
-                self.policy.name,
-                json::text_of(key),
-                deadline.as_deref().unwrap_or("-infinity"),
-            ));
+    /// In a backlog, in which all goes well. They are asked for again and again: those that are there may end.
+    fn call_assistants(&self) {
+        const BACKLOG: u32 = 8;
+        let is_wanted = self.full_batches > 0 && self.full_batches.is_multiple_of(BACKLOG);
+        let most = settings::workers() - 1;
+        if self.in_worker && is_wanted && most > 0 && self.policy.max_rate.is_none() {
+            let Policy { owner, ref name, .. } = self.policy;
+            let work = Assistance { owner, policy: name.clone(), floor: self.floor };
+            board::request_assistants(wake::own_database(), &work, most);
         }
     }
 

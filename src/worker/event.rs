@@ -29,8 +29,7 @@ const INSERT: &str = r"
 INSERT INTO expiry.event (id, policy, owner, key, kind, deadline, stated_deadline, occurred_at, lateness, data)
 SELECT pg_catalog.nextval('expiry.event_id_seq'), $1, $2, o.key, $3, o.deadline, o.stated, $4,
        $4 - o.deadline, o.data
-FROM ROWS FROM (unnest($5, $6, $7, $8)) WITH ORDINALITY AS o(key, deadline, stated, data, n)
-ORDER BY o.n
+FROM (SELECT unnest($5) AS key, unnest($6) AS deadline, unnest($7) AS stated, unnest($8) AS data) AS o
 RETURNING id";
 
 thread_local! {
@@ -82,13 +81,10 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], push
         };
         lock::exclusively(events);
         let occurred_at = now();
+        // A column without a value at all is NULL itself: as many NULLs as there are keys.
         let column = |element: Oid, value: fn(&Outcome) -> Argument| {
             let values: Vec<Argument> = outcomes.iter().map(value).collect();
-            Some(array::of(element, &values))
-        };
-        let timestamps = |value: fn(&Outcome) -> Option<Timestamp>| {
-            let values: Vec<Argument> = outcomes.iter().map(|o| value(o).map(Timestamp::datum)).collect();
-            Some(array::of(pg_sys::TIMESTAMPTZOID, &values))
+            values.iter().any(Option::is_some).then(|| array::of(element, &values))
         };
         let rows = spi.run(
             insert_plan(spi),
@@ -98,8 +94,8 @@ pub fn record(spi: &Spi, policy: &Policy, kind: &str, outcomes: &[Outcome], push
                 spi::text(kind),
                 Some(occurred_at.datum()),
                 column(pg_sys::JSONBOID, |o| Some(o.key)),
-                timestamps(|o| finite(o.deadline)),
-                timestamps(|o| finite(o.stated)),
+                column(pg_sys::TIMESTAMPTZOID, |o| finite(o.deadline).map(Timestamp::datum)),
+                column(pg_sys::TIMESTAMPTZOID, |o| finite(o.stated).map(Timestamp::datum)),
                 column(pg_sys::JSONBOID, |o| o.data),
             ],
         );

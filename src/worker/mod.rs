@@ -1,7 +1,9 @@
 //! The processes that the launcher starts: the worker, which serves one owner of one database; the
-//! scout, which sees what a database has; the index builder.
+//! scout, which sees what a database has; the index builder; assistants, which share a backlog.
 
 pub mod alarm;
+mod assist;
+mod audit;
 pub mod batch;
 pub mod cancel;
 pub mod cycle;
@@ -34,7 +36,7 @@ use crate::pg::caught::PgError;
 use crate::pg::clock;
 use crate::pg::latch::Woken;
 use crate::pg::role::BOOTSTRAP_SUPERUSER;
-use crate::pg::{bgworker, database, latch, log, wake, xact};
+use crate::pg::{bgworker, catalog, database, inval, latch, log, wake, xact};
 use crate::rules::throttle::Throttle;
 
 /// What a process runs that the launcher has started. Returning ends it in order.
@@ -60,6 +62,12 @@ pub fn run(argument: u64) {
             if installed::is_served() {
                 index::build_named(&policy);
             }
+        }
+        Work::Assist(work) => {
+            bgworker::connect(Some(database), "pg_expiry assistant");
+            board::connected();
+            show_whom_it_serves(work.owner);
+            assist::run(&work);
         }
     }
 }
@@ -100,6 +108,13 @@ fn serve(owner: Oid) {
             cycle.want_reload();
         }
     }
+}
+
+/// Statistics of our own tables change without end, and nothing of it matters to a policy.
+fn ignore_own_tables() {
+    const OWN_TABLES: [&str; 8] =
+        ["policy", "binding", "event", "failure", "progress", "reminder", "reminded", "consumer"];
+    inval::ignore_only(OWN_TABLES.iter().filter_map(|table| catalog::expiry_relation(table)).collect());
 }
 
 fn show_whom_it_serves(owner: Oid) {

@@ -26,7 +26,7 @@ const NOTICE_PAUSE: Duration = Duration::from_secs(5);
 CREATE PROCEDURE run(name text DEFAULT NULL, max_rows bigint DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 COMMENT ON PROCEDURE run(text, bigint) IS
-    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function (25001). Errors: 42704 unknown policy, 42501 not its owner, 55000 paused, restored or stopped. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply. Reminders that are due are given too.';
+    'Cancels what is due now, as the worker does, in this session: at most max_rows rows (NULL: all) of one policy (NULL: of all that you may act for). Commits each batch, so it runs neither in a transaction block nor in a function. Of several policies, an error of one is raised when the others are done. Rows that another transaction is in the way of are tried again for two seconds. max_rate does not apply. Reminders that are due are given too. Errors: 25001 in a transaction block; 42704 unknown policy; 42501 not its owner; 22023 negative max_rows; 55000 the policy is paused, restored or stopped, or its deadline index is being built.';
 ")]
 fn run(name: Option<&str>, max_rows: Option<i64>, fcinfo: pg_sys::FunctionCallInfo) {
     if !xact::is_top_level_call(fcinfo) {

@@ -29,6 +29,9 @@ pub fn left_due(
         let keys: Vec<Option<Datum>> = done.iter().map(|row| claimed.datum(*row, FIRST_KEY + i)).collect();
         arguments.push(Some(array::of(column.type_oid, &keys)));
     }
+    if statements.settle_quickly(spi, &arguments) == Some(false) {
+        return Vec::new();
+    }
     let due = statements.settle(spi, &arguments);
     (0..due.count)
         .map(|i| {

@@ -40,6 +40,7 @@ impl Duty {
     /// `is_fresh`: it was a probe of a row that has just become due.
     pub(super) fn failed(&mut self, failed: Failed, is_fresh: bool, now: Timestamp) -> Step {
         let Failed { stage, error, timed_out, at_commit } = failed;
+        self.full_batches = 0;
         if at_commit && error.sqlstate == PROGRAM_LIMIT_EXCEEDED && !self.push.is_withheld() {
             // The queue of notifications is full: again, without.
             self.push.overflowed(&self.policy);

@@ -1,0 +1,74 @@
+//! README.md and README.zh-CN.md say the same: what is run, set and linked to in one is in the other.
+
+use std::fs;
+use std::path::Path;
+
+const NAMES: [&str; 2] = ["README.md", "README.zh-CN.md"];
+
+fn readmes() -> [String; 2] {
+    NAMES.map(|name| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    })
+}
+
+/// Blocks with a language, the language included: SQL and what comes out.
+fn blocks(readme: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut lines = readme.lines();
+    while let Some(line) = lines.next() {
+        if let Some(language) = line.strip_prefix("```") {
+            let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+            blocks.push(format!("{language}\n{}", text.join("\n")));
+        }
+    }
+    blocks
+}
+
+/// Names and defaults, in order.
+fn settings(readme: &str) -> Vec<(&str, &str)> {
+    let (_, table) = readme.split_once("<!-- settings:").expect("the table");
+    let (table, _) = table.split_once("<!-- /settings -->").expect("its end");
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|row| {
+        let mut cells = row.trim_matches('|').split('|').map(str::trim);
+        (cells.next().expect("a name"), cells.next().expect("a default"))
+    })
+    .collect()
+}
+
+/// What is linked to within the project, but for headings of the page itself and the other README.
+fn links(readme: &str) -> Vec<&str> {
+    let targets =
+        readme.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    let mut links: Vec<&str> =
+        targets.filter(|target| !target.starts_with('#') && !NAMES.contains(target)).collect();
+    links.sort_unstable();
+    links
+}
+
+#[test]
+fn both_readmes_have_the_same_sql() {
+    let [english, chinese] = readmes().map(|readme| blocks(&readme));
+    assert!(english.iter().any(|block| block.starts_with("sql\n")));
+    assert_eq!(chinese, english);
+}
+
+#[test]
+fn both_readmes_have_the_same_settings() {
+    let [english, chinese] = &readmes();
+    assert!(!settings(english).is_empty());
+    assert_eq!(settings(chinese), settings(english));
+}
+
+#[test]
+fn both_readmes_have_the_same_sections_and_links() {
+    let [english, chinese] = &readmes();
+    let levels = |readme: &str| -> Vec<usize> {
+        let headings = readme.lines().filter(|line| line.starts_with("##"));
+        headings.map(|line| line.chars().take_while(|&c| c == '#').count()).collect()
+    };
+    assert_eq!(levels(chinese), levels(english));
+    assert_eq!(links(chinese), links(english));
+    assert!(english.contains("](README.zh-CN.md)") && chinese.contains("](README.md)"));
+}
