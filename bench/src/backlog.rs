@@ -166,13 +166,8 @@ fn contest(
             let took = begun.elapsed();
             drop(holder);
             shop.assert_exact(orders, by.has_events());
-            if *by == By::SqlAtOnce {
-                // From its only commit to its only commit is no time.
-                contest.push(place, orders as f64 / took.as_secs_f64());
-                continue;
-            }
-            contest.push(place, shop.cancelled_per_s());
-            if round == 0 {
+            contest.push(place, shop.cancelled_per_s(took));
+            if round == 0 && *by != By::SqlAtOnce {
                 lines.push(Line { name: by.name().into(), shape: Shape::Points(shop.progress()) });
             }
         }

@@ -139,7 +139,8 @@ pub fn run_schemes(shop: &mut Shop, peers: &mut [Box<dyn Peer>], scale: &Scale) 
 
 fn orders_per_s(shop: &Shop, scheme: &Scheme, clients: usize, time: Duration) -> f64 {
     let clients: Vec<_> = (0..clients).map(|_| shop.connect()).collect();
-    let tellers: Vec<Option<Teller>> = clients.iter().map(|_| scheme.teller.as_ref().map(|make| make())).collect();
+    let tellers: Vec<Option<Teller>> =
+        clients.iter().map(|_| scheme.teller.as_ref().map(|make| make())).collect();
     let (sql, begun) = (scheme.sql.as_str(), Instant::now());
     let orders: usize = thread::scope(|scope| {
         let insert = |(place, (mut client, mut tell)): (usize, (Client, Option<Teller>))| {
@@ -200,7 +201,11 @@ pub fn run_beside_a_drain(shop: &mut Shop, scale: &Scale) -> Part {
     let ratio = |place| contests[1].ratio(place, 0);
     let targets = vec![
         Target::at_most(2.0, ratio(1), "p99 beside a drain with the function for a batch, × without a drain"),
-        Target::at_most(2.0, ratio(2), "p99 beside a drain with the function for an order, × without a drain"),
+        Target::at_most(
+            2.0,
+            ratio(2),
+            "p99 beside a drain with the function for an order, × without a drain",
+        ),
     ];
     Part {
         title: "Checkouts beside a drain".into(),

@@ -14,7 +14,8 @@ const FEWEST: i64 = 10_000;
 
 pub fn run(cluster: &Cluster, shop: &mut Shop, scale: &Scale) -> Part {
     let sizes: Vec<i64> = sizes(scale.most_pending);
-    let names = || sizes.iter().map(|pending| format!("{} pending", crate::contest::in_words(*pending as f64)));
+    let names =
+        || sizes.iter().map(|pending| format!("{} pending", crate::contest::in_words(*pending as f64)));
     let mut took = Contest::new("a look by hand", "ms", names());
     let mut blocks = Contest::new("pages of the index a look", "pages", names());
     let mut idle_cpu = Contest::new("worker's CPU", "% of one processor", names());
@@ -77,7 +78,8 @@ pub fn run(cluster: &Cluster, shop: &mut Shop, scale: &Scale) -> Part {
 }
 
 fn sizes(most: i64) -> Vec<i64> {
-    let mut sizes: Vec<i64> = std::iter::successors(Some(FEWEST), |size| Some(size * 10)).take_while(|size| *size < most).collect();
+    let mut sizes: Vec<i64> =
+        std::iter::successors(Some(FEWEST), |size| Some(size * 10)).take_while(|size| *size < most).collect();
     sizes.push(most);
     sizes
 }

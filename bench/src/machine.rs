@@ -26,7 +26,8 @@ pub fn look(shop: &mut Shop, peers: &[Box<dyn Peer>], scale: &Scale) -> Machine 
         let line = text.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
         line.trim_start_matches([' ', '\t', ':', '=']).trim_matches('"').to_owned()
     };
-    let memory_kb: f64 = line("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse().unwrap_or_default();
+    let memory_kb: f64 =
+        line("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse().unwrap_or_default();
     let facts = [
         ("measured", now(shop)),
         ("scale", format!("{}, {} rounds", scale.name, scale.rounds)),

@@ -22,7 +22,8 @@ const PERCENTILES: [(&str, f64); 3] = [("p50", 50.0), ("p99", 99.0), ("max", 100
 /// The parts on lateness, and on what waiting costs.
 pub fn run(cluster: &Cluster, shop: &mut Shop, peers: &mut [Box<dyn Peer>], scale: &Scale) -> [Part; 2] {
     let names: Vec<&str> = peers.iter().map(|peer| peer.name()).collect();
-    let mut lateness = PERCENTILES.map(|(title, percent)| (Contest::new(title, "ms", names.clone()), percent));
+    let mut lateness =
+        PERCENTILES.map(|(title, percent)| (Contest::new(title, "ms", names.clone()), percent));
     let mut costs = idle::Costs::new(&names);
     let mut samples: Vec<Vec<f64>> = vec![Vec::new(); peers.len()];
 
@@ -109,7 +110,8 @@ pub fn run_busy(cluster: &Cluster, shop: &mut Shop, peers: &mut [Box<dyn Peer>],
     // pg_expiry and the timer.
     let peers = &mut peers[..2];
     let names: Vec<&str> = peers.iter().map(|peer| peer.name()).collect();
-    let mut contests = PERCENTILES.map(|(title, percent)| (Contest::new(title, "ms", names.clone()), percent));
+    let mut contests =
+        PERCENTILES.map(|(title, percent)| (Contest::new(title, "ms", names.clone()), percent));
     for _ in 0..scale.rounds {
         for (place, peer) in peers.iter_mut().enumerate() {
             shop.fill(0, "now()");
@@ -162,7 +164,10 @@ pub fn run_one_instant(shop: &mut Shop, scale: &Scale) -> Part {
     };
     Part {
         title: "Many deadlines in one instant".into(),
-        how: format!("{} orders have one and the same deadline: how long until the last is cancelled.", scale.instant),
+        how: format!(
+            "{} orders have one and the same deadline: how long until the last is cancelled.",
+            scale.instant
+        ),
         targets: FORMS.into_iter().enumerate().map(target).collect(),
         contests: vec![contest],
         ..Part::default()

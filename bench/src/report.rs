@@ -49,7 +49,9 @@ fn weaknesses(parts: &[Part]) -> String {
         .iter()
         .flat_map(|part| part.targets.iter().map(move |target| (part, target)))
         .filter(|(_, target)| !target.is_met)
-        .map(|(part, target)| format!("- {}: {}; it is {}.\n", part.title, target.aim, in_words(target.figure)))
+        .map(|(part, target)| {
+            format!("- {}: {}; it is {}.\n", part.title, target.aim, in_words(target.figure))
+        })
         .collect();
     let mut md = String::from("\n## Where it is not good\n\n");
     if missed.is_empty() {
@@ -76,7 +78,13 @@ fn section(md: &mut String, part: &Part) {
         let _ = write!(md, "\n![{}](benchmarks/{}.svg)\n", plot.title, plot.name);
     }
     for target in &part.targets {
-        let _ = write!(md, "\nTarget: {}. Measured {}: {}.\n", target.aim, in_words(target.figure), target.verdict());
+        let _ = write!(
+            md,
+            "\nTarget: {}. Measured {}: {}.\n",
+            target.aim,
+            in_words(target.figure),
+            target.verdict()
+        );
     }
     for note in &part.notes {
         let _ = write!(md, "\n{}\n", folded(note));
@@ -84,7 +92,11 @@ fn section(md: &mut String, part: &Part) {
 }
 
 fn single(md: &mut String, contest: &Contest) {
-    let _ = writeln!(md, "| | {}, {} | least | most | × the first |\n|---|--:|--:|--:|--:|", contest.title, contest.unit);
+    let _ = writeln!(
+        md,
+        "| | {}, {} | least | most | × the first |\n|---|--:|--:|--:|--:|",
+        contest.title, contest.unit
+    );
     for (place, rival) in contest.rivals.iter().enumerate() {
         let least = rival.figures.iter().copied().fold(f64::INFINITY, f64::min);
         let most = rival.figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -94,7 +106,8 @@ fn single(md: &mut String, contest: &Contest) {
 }
 
 fn several(md: &mut String, contests: &[Contest]) {
-    let heads: Vec<String> = contests.iter().map(|contest| format!("{}, {}", contest.title, contest.unit)).collect();
+    let heads: Vec<String> =
+        contests.iter().map(|contest| format!("{}, {}", contest.title, contest.unit)).collect();
     let _ = writeln!(md, "| | {} |\n|---|{}", heads.join(" | "), "--:|".repeat(contests.len()));
     for (place, rival) in contests[0].rivals.iter().enumerate() {
         let medians: Vec<String> = contests.iter().map(|contest| in_words(contest.median(place))).collect();
@@ -113,7 +126,8 @@ fn how_and_where(md: &mut String, machine: &Machine) {
     for missing in &machine.missing {
         let _ = write!(md, "\n{}\n", folded(missing));
     }
-    let scale = if machine.scale == "full" { String::new() } else { format!(" SCALE={} OUT=docs", machine.scale) };
+    let scale =
+        if machine.scale == "full" { String::new() } else { format!(" SCALE={} OUT=docs", machine.scale) };
     let how = format!(
         "Figures are medians of {} rounds. In a round everybody has a turn, one after the other; a ratio is the median \
          of the ratios within each round. The server flushes to disk at each commit and has 1 GB of shared_buffers; its \

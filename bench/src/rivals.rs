@@ -1,5 +1,7 @@
 //! A backlog is worked off by each of those that people use.
 
+use std::time::Instant;
+
 use crate::backlog::plot;
 use crate::contest::{Contest, Line, Part, Shape};
 use crate::peers::Peer;
@@ -16,13 +18,15 @@ pub fn run(shop: &mut Shop, peers: &mut [Box<dyn Peer>], scale: &Scale) -> Part 
             shop.fill(orders, OVERDUE);
             peer.learn(shop, 1..orders + 1);
             shop.tidy();
+            let begun = Instant::now();
             peer.start(shop);
             shop.wait_until_cancelled(orders, || {
                 peer.pids();
             });
+            let took = begun.elapsed();
             peer.stop(shop);
             shop.assert_exact(orders, peer.has_events());
-            contest.push(place, shop.cancelled_per_s());
+            contest.push(place, shop.cancelled_per_s(took));
             if round == 0 {
                 lines.push(Line { name: peer.name().into(), shape: Shape::Points(shop.progress()) });
             }

@@ -129,7 +129,9 @@ impl Shop {
 
     /// Until none of the first `orders` is pending; `check` panics when that will never be.
     pub fn wait_until_cancelled(&mut self, orders: i64, mut check: impl FnMut()) {
-        let any = format!("SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id BETWEEN 1 AND {orders})");
+        let any = format!(
+            "SELECT EXISTS (SELECT FROM orders WHERE status = 'pending' AND id BETWEEN 1 AND {orders})"
+        );
         let mut said = Instant::now();
         // The last one usually is the last; looking at it alone costs the server nothing.
         let last = format!("SELECT status = 'pending' FROM orders WHERE id = {orders}");
@@ -169,12 +171,16 @@ impl Shop {
     }
 
     /// Orders a second from the first commit of cancellations to the last, by the server's own clock. What the
-    /// first one cancelled is not counted: it took time before.
-    pub fn cancelled_per_s(&mut self) -> f64 {
-        let rate = "SELECT count(*) FILTER (WHERE at > first) / extract(epoch FROM max(at) - max(first))
+    /// first one cancelled is not counted: it took time before. If there was but one, of the time that all `took`.
+    pub fn cancelled_per_s(&mut self, took: Duration) -> f64 {
+        let rate = "SELECT count(*) FILTER (WHERE at > first) / nullif(extract(epoch FROM max(at) - max(first)), 0)
                     FROM (SELECT at, min(at) OVER () AS first FROM
                         (SELECT pg_xact_commit_timestamp(xmin) AS at FROM orders WHERE status = 'cancelled') c) c";
-        self.value(&format!("SELECT ({rate})::float8"))
+        let rate: Option<f64> = self.value(&format!("SELECT ({rate})::float8"));
+        rate.unwrap_or_else(|| {
+            let orders: i64 = self.value("SELECT count(*) FROM orders WHERE status = 'cancelled'");
+            orders as f64 / took.as_secs_f64()
+        })
     }
 
     /// How many orders were cancelled, so many seconds after the first.
@@ -185,7 +191,8 @@ impl Shop {
                          FROM orders WHERE status = 'cancelled' GROUP BY 1) c ORDER BY 1";
         let rows = self.client.query(sql, &[]).expect("progress");
         let points: Vec<_> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let mut thinned: Vec<_> = points.iter().copied().step_by(points.len().div_ceil(POINTS).max(1)).collect();
+        let mut thinned: Vec<_> =
+            points.iter().copied().step_by(points.len().div_ceil(POINTS).max(1)).collect();
         thinned.extend(points.last().copied());
         thinned
     }

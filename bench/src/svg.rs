@@ -48,7 +48,8 @@ pub fn draw(plot: &Plot) -> String {
     }
     for (place, (line, points)) in lines.iter().enumerate() {
         let colour = COLOURS[place % COLOURS.len()];
-        let path: Vec<String> = points.iter().map(|point| at(*point)).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let path: Vec<String> =
+            points.iter().map(|point| at(*point)).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\"/>",

@@ -151,7 +151,8 @@ fn long_string(text: &str) -> Vec<u8> {
 }
 
 fn table(entries: &[(&str, &str)]) -> Vec<u8> {
-    let entry = |(name, value): &(&str, &str)| [short_string(name), b"S".to_vec(), long_string(value)].concat();
+    let entry =
+        |(name, value): &(&str, &str)| [short_string(name), b"S".to_vec(), long_string(value)].concat();
     let entries: Vec<u8> = entries.iter().flat_map(entry).collect();
     [length(entries.len()).to_vec(), entries].concat()
 }

@@ -125,7 +125,8 @@ fn path_of(program: &str) -> PathBuf {
 
 /// Of a package, and of the Node.js that runs it.
 fn npm_version(package: &str) -> String {
-    let program = "console.log(require(process.argv[1] + '/package.json').version, 'on Node.js', process.version)";
+    let program =
+        "console.log(require(process.argv[1] + '/package.json').version, 'on Node.js', process.version)";
     let mut command = Command::new(folder().join("node"));
     let version = command.args(["-e", program]).arg(folder().join("npm/node_modules").join(package));
     worker::first_line(version)

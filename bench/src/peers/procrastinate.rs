@@ -22,7 +22,8 @@ impl Peer for Procrastinate {
 
     fn version(&self) -> String {
         let program = "import importlib.metadata as m, sys; print(m.version('procrastinate'), 'on Python', sys.version)";
-        let said = first_line(std::process::Command::new(folder().join("python/bin/python")).args(["-c", program]));
+        let said =
+            first_line(std::process::Command::new(folder().join("python/bin/python")).args(["-c", program]));
         said.split(" (").next().unwrap_or_default().into()
     }
 

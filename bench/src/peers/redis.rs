@@ -82,7 +82,9 @@ impl Peer for Redis {
         let socket = self.socket.clone();
         Scheme::with_message(move || {
             let mut connection = Connection::open(&socket);
-            Box::new(move |id, deadline| connection.call(&["ZADD", KEY, &deadline.to_string(), &id.to_string()]))
+            Box::new(move |id, deadline| {
+                connection.call(&["ZADD", KEY, &deadline.to_string(), &id.to_string()])
+            })
         })
     }
 }
