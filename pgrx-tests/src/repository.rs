@@ -1,7 +1,7 @@
 //! The files of the repository, for tests of what they say.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Where the repository lies.
 pub fn root() -> PathBuf {
@@ -13,6 +13,19 @@ pub fn root() -> PathBuf {
 pub fn read(name: &str) -> String {
     let path = root().join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// `a/b/../c` is `a/c`; nothing when it leads out of the repository.
+pub fn normal(path: &Path) -> Option<PathBuf> {
+    path.components().try_fold(PathBuf::new(), |mut path, component| {
+        match component {
+            Component::Normal(name) => path.push(name),
+            Component::CurDir => (),
+            Component::ParentDir if path.pop() => (),
+            _ => return None,
+        }
+        Some(path)
+    })
 }
 
 /// The paths from the root of the files with this extension, in this folder (`""`: the root) and those below,

@@ -8,18 +8,18 @@ use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::thread;
 use std::time::Duration;
 
-use pg_expiry_tests::{Endpoint, Installation, Shop, Signal, wait_until};
+use pg_expiry_tests::{Endpoint, Installation, Shop, Signal, repository, wait_until};
 use rustix::process::{Pid, kill_process_group};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn examples() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/clients")
+    repository::root().join("examples/clients")
 }
 
 /// Where cargo and `scripts/clients.sh` put what they build and download.

@@ -1,7 +1,7 @@
 //! Every relative link in the Markdown files leads to a file that is there, and to a heading in it.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use pg_expiry_tests::repository;
 
@@ -49,19 +49,6 @@ fn anchors(text: &str) -> HashSet<String> {
     named.collect()
 }
 
-/// `a/b/../c` is `a/c`; nothing when it leads out of the repository.
-fn normal(path: &Path) -> Option<PathBuf> {
-    path.components().try_fold(PathBuf::new(), |mut path, component| {
-        match component {
-            Component::Normal(name) => path.push(name),
-            Component::CurDir => (),
-            Component::ParentDir if path.pop() => (),
-            _ => return None,
-        }
-        Some(path)
-    })
-}
-
 /// What is wrong with a link of this file.
 fn fault(file: &str, target: &str) -> Option<&'static str> {
     if target.contains("://") || target.starts_with("mailto:") {
@@ -71,7 +58,7 @@ fn fault(file: &str, target: &str) -> Option<&'static str> {
     let path = if path.is_empty() {
         PathBuf::from(file)
     } else {
-        let Some(path) = normal(&Path::new(file).parent().expect("a folder").join(path)) else {
+        let Some(path) = repository::normal(&Path::new(file).parent().expect("a folder").join(path)) else {
             return Some("leads out of the repository");
         };
         path

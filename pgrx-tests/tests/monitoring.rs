@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use pg_expiry_tests::serde_json::{self, Value};
-use pg_expiry_tests::{Cluster, Endpoint, Shop, Signal, temporary_directory, wait_until};
+use pg_expiry_tests::{Cluster, Endpoint, Shop, Signal, repository, temporary_directory, wait_until};
 use rustix::process::{Pid, kill_process_group};
 
 use super::status::wait_for_state;
@@ -24,8 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const WINDOW: &str = "10s";
 
 fn contrib(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/monitoring").join(file);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    repository::read(&format!("contrib/monitoring/{file}"))
 }
 
 fn program(name: &str) -> PathBuf {
@@ -278,7 +277,7 @@ fn files_agree_with_each_other() {
         ["test", "rules", "alerts_test.yml"],
     ];
     for check in checks {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/monitoring");
+        let folder = repository::root().join("contrib/monitoring");
         let checked =
             Command::new(program("promtool")).args(check).current_dir(folder).output().expect("promtool");
         assert!(checked.status.success(), "{check:?}: {}", String::from_utf8_lossy(&checked.stderr));

@@ -1,29 +1,20 @@
 //! The version stands in Cargo.toml; everything else that names it agrees. META.json is what PGXN takes.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use pg_expiry_tests::{Db, Installation};
+use pg_expiry_tests::{Db, Installation, repository};
 use serde_json::Value;
 
 const THIS: &str = env!("CARGO_PKG_VERSION");
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn text(path: impl AsRef<Path>) -> String {
-    let path = root().join(path);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
 fn meta() -> Value {
-    serde_json::from_str(&text("META.json")).expect("JSON")
+    serde_json::from_str(&repository::read("META.json")).expect("JSON")
 }
 
 /// "## 0.1.0 (unreleased)" or "## 0.1.0 (2026-12-31)": the version, and the rest.
 fn newest_change() -> (String, String) {
-    let changelog = text("CHANGELOG.md");
+    let changelog = repository::read("CHANGELOG.md");
     let heading = changelog.lines().find_map(|line| line.strip_prefix("## ")).expect("an entry");
     let (version, when) = heading.split_once(' ').expect("a version and when it was released");
     (version.to_owned(), when.to_owned())
@@ -52,7 +43,7 @@ fn version_is_the_same_everywhere() {
     assert_eq!(meta["version"], THIS);
     assert_eq!(meta["provides"]["pg_expiry"]["version"], THIS);
     assert_eq!(newest_change().0, THIS);
-    assert!(text("pg_expiry.control").contains("default_version = '@CARGO_VERSION@'"));
+    assert!(repository::read("pg_expiry.control").contains("default_version = '@CARGO_VERSION@'"));
 
     // What the build has made of it.
     let folder = Installation::get().extension_folder();
@@ -87,7 +78,7 @@ fn database_has_this_version() {
 /// leads here. So there is nothing as long as nothing is released.
 #[test]
 fn released_versions_lead_to_this_one() {
-    let mut released = scripts(&root().join("sql/versions"));
+    let mut released = scripts(&repository::root().join("sql/versions"));
     let number =
         |version: &String| -> Vec<u32> { version.split('.').map(|n| n.parse().expect("a number")).collect() };
     released.sort_by_key(number);
@@ -97,13 +88,13 @@ fn released_versions_lead_to_this_one() {
     released.push(THIS.to_owned());
     let mut expected: Vec<String> =
         released.windows(2).map(|pair| format!("{}--{}", pair[0], pair[1])).collect();
-    let mut ways = scripts(&root().join("sql"));
+    let mut ways = scripts(&repository::root().join("sql"));
     expected.sort();
     ways.sort();
     assert_eq!(ways, expected, "sql/pg_expiry--A--B.sql");
 
     // And CHANGELOG tells of each.
-    let changelog = text("CHANGELOG.md");
+    let changelog = repository::read("CHANGELOG.md");
     for version in released {
         assert!(changelog.contains(&format!("\n## {version} (")), "{version}");
     }
@@ -130,10 +121,10 @@ fn meta_json_is_what_pgxn_takes() {
     assert_eq!(provides.keys().collect::<Vec<_>>(), ["pg_expiry"]);
     let extension = &meta["provides"]["pg_expiry"];
     for file in ["file", "docfile"] {
-        assert!(root().join(extension[file].as_str().expect("a path")).is_file(), "{file}");
+        assert!(repository::root().join(extension[file].as_str().expect("a path")).is_file(), "{file}");
     }
     // The one that Cargo.toml calls by default is the oldest that it has.
-    let oldest = text("Cargo.toml")
+    let oldest = repository::read("Cargo.toml")
         .lines()
         .find_map(|line| Some(line.strip_prefix("default = [\"pg")?[..2].to_owned()));
     let requires = meta["prereqs"]["runtime"]["requires"].as_object().expect("an object");
@@ -144,7 +135,7 @@ fn meta_json_is_what_pgxn_takes() {
 /// The image is of the newest server that there is a feature for, and built with the Rust that Cargo.toml asks for.
 #[test]
 fn dockerfile_names_versions_that_exist() {
-    let (dockerfile, manifest) = (text("Dockerfile"), text("Cargo.toml"));
+    let (dockerfile, manifest) = (repository::read("Dockerfile"), repository::read("Cargo.toml"));
     let arguments = |name: &str| -> Vec<String> {
         let set = format!("ARG {name}=");
         dockerfile.lines().filter_map(|line| Some(line.strip_prefix(&set)?.to_owned())).collect()

@@ -1,15 +1,11 @@
 //! README.md and README.zh-CN.md say the same: what is run, set and linked to in one is in the other.
 
-use std::fs;
-use std::path::Path;
+use pg_expiry_tests::repository;
 
 const NAMES: [&str; 2] = ["README.md", "README.zh-CN.md"];
 
 fn readmes() -> [String; 2] {
-    NAMES.map(|name| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    })
+    NAMES.map(repository::read)
 }
 
 /// Blocks with a language, the language included: SQL and what comes out.

@@ -1,7 +1,7 @@
 //! What is nobody's to check in a review: where `unsafe` is, and that nothing lies around unused.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pg_expiry_tests::repository;
 
@@ -129,22 +129,13 @@ fn modules(file: &str) -> Vec<String> {
             Some(path) => vec![folder.join(path)],
             None => vec![own.join(format!("{module}.rs")), own.join(module).join("mod.rs")],
         };
-        let there = candidates.into_iter().map(normal).find(|path| repository::root().join(path).exists());
+        let there = candidates
+            .iter()
+            .filter_map(|path| repository::normal(path))
+            .find(|path| repository::root().join(path).exists());
         found.extend(there.map(|path| path.to_string_lossy().into_owned()));
     }
     found
-}
-
-/// Without `..`.
-fn normal(path: PathBuf) -> PathBuf {
-    path.components().fold(PathBuf::new(), |mut path, component| {
-        if component.as_os_str() == ".." {
-            path.pop();
-        } else {
-            path.push(component);
-        }
-        path
-    })
 }
 
 #[test]
