@@ -3,11 +3,8 @@
 # other and of the build with assertions. All are run, whatever fails; the last lines are the sums.
 source "$(dirname "$0")/versions.sh"
 filter=${2:-}
-if [[ "${1:-}" == all ]]; then
-  versions=("${SUPPORTED[@]}" "$ASSERTING")
-else
-  versions=("$(chosen_version "${1:-}")")
-fi
+mapfile -t versions < <(chosen_versions "${1:-}")
+[[ "${1:-}" != all ]] || versions+=("$ASSERTING")
 
 # The oldest version before this one that is there, or that the system's packages offer: to upgrade from.
 older_than() {

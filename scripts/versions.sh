@@ -61,6 +61,11 @@ lend() {
   mkdir -p "$tree"
 }
 
+# chosen_versions PG: one a line; of `all`, all that are supported.
+chosen_versions() {
+  if [[ "$1" == all ]]; then printf '%s\n' "${SUPPORTED[@]}"; else chosen_version "$1"; fi
+}
+
 # major_of VERSION: its number.
 major_of() {
   if [[ $1 == "$ASSERTING" ]]; then echo 18; else echo "$1"; fi
