@@ -22,7 +22,7 @@ pub struct Assistance {
 pub(super) struct Assistant {
     /// Invalid: free.
     pub database: Oid,
-    owner: Oid,
+    pub owner: Oid,
     policy: Name,
     floor: Timestamp,
     pub process: Process,

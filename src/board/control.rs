@@ -58,7 +58,7 @@ pub fn overview() -> Vec<Row> {
 fn assistant_row(assistant: &Assistant) -> Row {
     Row {
         database: assistant.database,
-        owner: assistant.assistance().owner,
+        owner: assistant.owner,
         pid: Some(assistant.process.pid),
         state: "assisting",
         policies: 1,

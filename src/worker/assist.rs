@@ -118,16 +118,11 @@ impl Assistant {
     }
 
     fn note(&mut self, done: &Done, limit: usize, now: Timestamp) {
-        let claim_us = i64::try_from(done.claim_time.as_micros()).unwrap_or(i64::MAX);
-        let elapsed_us = clock::now().since(now) - claim_us;
-        self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
-        self.size.left_subtransactions(done.claimed, done.subtransactions);
+        done.teach(&mut self.size, now);
         if let Some(last) = done.last_deadline.filter(|_| done.claimed >= limit) {
             self.floor = last;
         }
-        let lateness_us: Vec<i64> = done.lateness_us().flatten().collect();
-        self.progress.cancelled(done.cancelled.len(), &lateness_us);
-        self.progress.declined(done.declined.len());
+        self.progress.committed(done);
         audit::log_cancellations(&self.policy, done);
     }
 }

@@ -17,12 +17,13 @@ use super::statements::{DEADLINE, KEY_JSON, STATED, Statements, Which};
 use super::waiting::{self, Key, Passing, Waiting};
 use crate::pg::call::{forget_session_state, forget_what_survives_rollback};
 use crate::pg::caught::PgError;
-use crate::pg::clock::Timestamp;
+use crate::pg::clock::{self, Timestamp};
 use crate::pg::debug_point::{self, DebugPoint};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Rows, Spi};
 use crate::pg::{array, guest, inval, json, role, xact};
 use crate::policy::Policy;
+use crate::rules::batch_size::BatchSize;
 use crate::settings;
 
 /// When a worker that waits for a lock looks for a deadlock: sooner than the customer, so that it is the
@@ -76,6 +77,15 @@ impl Done {
             let deadline = deadline.filter(|deadline| deadline.is_finite());
             Some(self.occurred_at?.since(deadline?))
         })
+    }
+
+    /// What the next batches of `size` can learn from this one, which was begun at `since`.
+    pub fn teach(&self, size: &mut BatchSize, since: Timestamp) {
+        // Not the walk to the first row, which locks nothing and gets no shorter with a smaller batch.
+        let claim_us = i64::try_from(self.claim_time.as_micros()).unwrap_or(i64::MAX);
+        let elapsed_us = clock::now().since(since) - claim_us;
+        size.succeeded(self.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
+        size.left_subtransactions(self.claimed, self.subtransactions);
     }
 }
 

@@ -370,11 +370,7 @@ impl Duty {
         if swept && !done.cancelled.iter().chain(&done.declined).any(is_waiting) {
             self.postpone_waiting(now);
         }
-        // Not the walk to the first of them, which locks nothing and gets no shorter with a smaller batch.
-        let claim_us = i64::try_from(done.claim_time.as_micros()).unwrap_or(i64::MAX);
-        let elapsed_us = clock::now().since(now) - claim_us;
-        self.size.succeeded(done.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
-        self.size.left_subtransactions(done.claimed, done.subtransactions);
+        done.teach(&mut self.size, now);
         self.collisions = 0;
         if let Some(rate) = self.policy.max_rate {
             let claimed = i64::try_from(done.claimed).expect("a batch is far smaller");
@@ -388,13 +384,11 @@ impl Duty {
         self.is_well();
         self.trip = self.trip.after(Seen::Success, now.0);
         self.streak.clear();
-        let lateness_us: Vec<i64> = done.lateness_us().flatten().collect();
-        self.progress.cancelled(done.cancelled.len(), &lateness_us);
+        self.progress.committed(&done);
         audit::log_cancellations(&self.policy, &done);
         self.full_batches =
             if done.claimed >= limit && done.declined.is_empty() { self.full_batches + 1 } else { 0 };
         self.call_assistants();
-        self.progress.declined(done.declined.len());
         self.forget_failures_of(&done.cancelled);
         for key in done.declined {
             self.decline(key, now);

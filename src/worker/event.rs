@@ -25,6 +25,7 @@ pub struct Outcome {
     pub data: Option<Datum>,
 }
 
+/// In the order of the arrays, which nothing in it changes: the ids come back in that order.
 const INSERT: &str = r"
 INSERT INTO expiry.event (id, policy, owner, key, kind, deadline, stated_deadline, occurred_at, lateness, data)
 SELECT pg_catalog.nextval('expiry.event_id_seq'), $1, $2, o.key, $3, o.deadline, o.stated, $4,

@@ -3,6 +3,7 @@
 
 use pgrx::pg_sys;
 
+use super::batch::Done;
 use super::failure::in_own_transaction;
 use crate::pg::array;
 use crate::pg::caught::PgError;
@@ -59,18 +60,16 @@ ON CONFLICT (policy) DO UPDATE SET
     last_error = coalesce(excluded.last_error, p.last_error), last_run = excluded.last_run";
 
 impl Progress {
-    pub fn cancelled(&mut self, rows: usize, lateness_us: &[i64]) {
-        self.cancelled += i64::try_from(rows).expect("a batch is far smaller");
-        for &late_us in lateness_us {
+    /// A batch that has claimed at least one row.
+    pub fn committed(&mut self, done: &Done) {
+        let rows = |rows: usize| i64::try_from(rows).expect("a batch is far smaller");
+        self.cancelled += rows(done.cancelled.len());
+        self.declined += rows(done.declined.len());
+        for late_us in done.lateness_us().flatten() {
             self.lateness_counts[bucket(late_us)] += 1;
             self.lateness_max_us = self.lateness_max_us.max(Some(late_us));
         }
         self.is_changed = true;
-    }
-
-    pub fn declined(&mut self, rows: usize) {
-        self.declined += i64::try_from(rows).expect("a batch is far smaller");
-        self.is_changed |= rows > 0;
     }
 
     pub fn failed(&mut self, rows: usize, error: &PgError) {

@@ -245,19 +245,12 @@ fn settle_sql(policy: &Policy) -> String {
     due_among(policy, &asked, &names.join(", "), &matches.join(" AND "), "$1")
 }
 
-/// For nearly all batches, in which no row is left due: one walk along the key's index. What is said of
-/// [`due_among`] holds here too.
+/// For nearly all batches, in which no row is left due: one walk along the key's index.
 fn settle_quickly_sql(policy: &Policy) -> Option<String> {
     let [column] = &policy.key[..] else { return None };
-    Some(format!(
-        "SELECT FROM (SELECT ({}) AND {} AS is_due FROM {} WHERE {ROW}.{} {} ANY ($2) OFFSET 0) AS pg_expiry_found \
-         WHERE pg_expiry_found.is_due LIMIT 1",
-        policy.predicate,
-        policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", "$1"),
-        from(policy),
-        pgrx::spi::quote_identifier(&column.name),
-        column.equals_sql,
-    ))
+    let matches =
+        format!("{ROW}.{} {} ANY ($2)", pgrx::spi::quote_identifier(&column.name), column.equals_sql);
+    Some(format!("SELECT FROM {} LIMIT 1", found_due(policy, &matches, "$1")))
 }
 
 fn recheck_sql(policy: &Policy) -> String {
@@ -284,14 +277,22 @@ pub fn key_matches(policy: &Policy, key: &str) -> String {
 }
 
 /// The positions (from 1) of those among `asked` whose row is due.
-///
-/// Each row is looked up by its key, and only then is it seen whether it is due: a planner who knows the
-/// condition in time may think that few rows are due, and walk over all of the backlog for every batch.
-/// OFFSET 0 keeps it from him.
 fn due_among(policy: &Policy, asked: &str, columns: &str, matches: &str, now: &str) -> String {
     format!(
         "SELECT pg_expiry_asked.pg_expiry_n FROM {asked} WITH ORDINALITY AS pg_expiry_asked ({columns}, pg_expiry_n), \
-         LATERAL (SELECT ({}) AND {} AS is_due FROM {} WHERE {matches} OFFSET 0) AS pg_expiry_found \
+         LATERAL {}",
+        found_due(policy, matches, now),
+    )
+}
+
+/// What follows FROM: a row, without columns of use, for each row that `matches` and is due.
+///
+/// Each is looked up by its key, and only then is it seen whether it is due: a planner who knows the
+/// condition in time may think that few rows are due, and walk over all of the backlog for every batch.
+/// OFFSET 0 keeps it from him.
+fn found_due(policy: &Policy, matches: &str, now: &str) -> String {
+    format!(
+        "(SELECT ({}) AND {} AS is_due FROM {} WHERE {matches} OFFSET 0) AS pg_expiry_found \
          WHERE pg_expiry_found.is_due",
         policy.predicate,
         policy.deadline.is_due("pg_catalog.timestamptz '-infinity'", now),
