@@ -37,7 +37,7 @@ unpack() {
 has() {
   case $1 in
   pg_cron) [[ -f "$debian/usr/lib/postgresql/$version/lib/pg_cron.so" ]] ;;
-  redis) [[ -x "$debian/usr/bin/redis-server" ]] && has_python ;;
+  redis) [[ -x "$folder/redis-server" ]] && has_python ;;
   rabbitmq) [[ -x "$folder/rabbitmq-server" ]] && has_python ;;
   graphile | pg_boss) has_npm ;;
   procrastinate) has_python ;;
@@ -50,37 +50,46 @@ has_npm() { grep -qsx "$NODE $GRAPHILE $PG_BOSS $NODE_PG" "$folder/npm/versions"
 fetch() {
   case $1 in
   pg_cron) unpack "postgresql-$version-cron" ;;
-  redis) fetch_python && { [[ -x "$debian/usr/bin/redis-server" ]] || unpack redis-server; } ;;
+  redis) fetch_python && fetch_redis ;;
   rabbitmq) fetch_python && fetch_rabbitmq ;;
   graphile | pg_boss) fetch_npm ;;
   procrastinate) fetch_python ;;
   esac
 }
 
+fetch_redis() {
+  unpack redis-server || return 1
+  script redis-server <<<"exec '$debian/usr/bin/redis-server' \"\$@\""
+}
+
+# script NAME: a script of that name in the folder, which finds unpacked libraries and does what is read.
+script() {
+  {
+    echo "#!/bin/sh"
+    echo "export LD_LIBRARY_PATH='$debian/usr/lib/$(uname -m)-linux-gnu'"
+    cat
+  } >"$folder/$1.new"
+  chmod +x "$folder/$1.new"
+  mv "$folder/$1.new" "$folder/$1"
+}
+
 # Its scripts and Erlang's look for their files where the packages would have put them.
 fetch_rabbitmq() {
-  local home erlang name
+  local home erlang
   unpack rabbitmq-server || return 1
   home=$(echo "$debian"/usr/lib/rabbitmq/lib/rabbitmq_server-*)
   erlang="$debian/usr/lib/erlang"
   [[ -d "$erlang" ]] || erlang=/usr/lib/erlang
-  for name in epmd rabbitmq-server; do
-    cat >"$folder/$name.new" <<SCRIPT
-#!/bin/sh
-export LD_LIBRARY_PATH="$debian/usr/lib/$(uname -m)-linux-gnu"
-export ROOTDIR="$erlang" ERL_ROOTDIR="$erlang"
-export PATH="$erlang/bin:\$PATH"
-SCRIPT
-  done
-  echo "exec $(echo "$erlang"/erts-*/bin/epmd)" >>"$folder/epmd.new"
-  echo "exec '$home/sbin/rabbitmq-server' \"\$@\"" >>"$folder/rabbitmq-server.new"
   [[ "$erlang" == /usr/lib/erlang ]] ||
-    sed -i -E "s|^ROOTDIR=.*|ROOTDIR=\"$erlang\"|" "$erlang/bin/erl" "$erlang"/erts-*/bin/erl
+    sed -i "s|ROOTDIR=/usr/lib/erlang$|ROOTDIR='$erlang'|" "$erlang/bin/erl" "$erlang"/erts-*/bin/erl
   echo "${home##*-}, Erlang/OTP $(basename "$(echo "$erlang"/releases/[0-9]*)")" >"$folder/rabbitmq-version"
-  for name in epmd rabbitmq-server; do
-    chmod +x "$folder/$name.new"
-    mv "$folder/$name.new" "$folder/$name"
-  done
+  script epmd <<SCRIPT
+exec $(echo "$erlang"/erts-*/bin/epmd)
+SCRIPT
+  script rabbitmq-server <<SCRIPT
+export ROOTDIR="$erlang" ERL_ROOTDIR="$erlang" PATH="$erlang/bin:\$PATH"
+exec '$home/sbin/rabbitmq-server' "\$@"
+SCRIPT
 }
 
 fetch_python() {

@@ -42,7 +42,10 @@ impl Peer for Redis {
         redis.arg("--port").arg("0").arg("--unixsocket").arg(&self.socket).arg("--dir").arg(&data);
         redis.args(["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]);
         self.server = Some(Server::start(redis));
-        wait_until("Redis", Duration::MAX, || UnixStream::connect(&self.socket));
+        wait_until("Redis", Duration::MAX, || {
+            self.server.as_mut().expect("just started").pids();
+            UnixStream::connect(&self.socket)
+        });
     }
 
     fn learn(&mut self, shop: &mut Shop, orders: Range<i64>) {
@@ -90,7 +93,7 @@ impl Peer for Redis {
 }
 
 fn program() -> Command {
-    Command::new(folder().join("debian/usr/bin/redis-server"))
+    Command::new(folder().join("redis-server"))
 }
 
 /// To Redis, by its own protocol.
