@@ -1,6 +1,7 @@
 -- The shop of every contest: the same tables, index and functions for each rival.
+-- Of its thousand articles a hundred sell.
 CREATE TABLE stock (sku int PRIMARY KEY, qty bigint NOT NULL);
-INSERT INTO stock SELECT sku, 1000000 FROM generate_series(1, 100) sku;
+INSERT INTO stock SELECT sku, 1000000 FROM generate_series(1, 1000) sku;
 
 CREATE TABLE orders (
     id      bigint PRIMARY KEY,

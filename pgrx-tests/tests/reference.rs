@@ -32,7 +32,8 @@ fn check_page(name: &str, generated: &str) {
 }
 
 /// Whatever belongs to the extension and can have a comment; columns, policies, triggers and indexes belong to it
-/// with their tables. (An index behind a constraint goes by the constraint's name.)
+/// with their tables. (An index behind a constraint goes by the constraint's name; a row's type, a member since
+/// PostgreSQL 18, by the relation's.)
 const OBJECTS: &str = "
 WITH member AS (
     SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
@@ -41,6 +42,8 @@ WITH member AS (
     SELECT objid FROM member WHERE classid = 'pg_class'::regclass
 ), object AS (
     SELECT classid, objid, 0 AS number FROM member
+        WHERE classid <> 'pg_type'::regclass OR objid NOT IN (
+            SELECT unnest(ARRAY[oid, typarray]) FROM pg_type WHERE typrelid <> 0)
     UNION ALL SELECT 'pg_extension'::regclass, oid, 0 FROM pg_extension WHERE extname = 'pg_expiry'
     UNION ALL SELECT 'pg_namespace'::regclass, extnamespace, 0 FROM pg_extension WHERE extname = 'pg_expiry'
     UNION ALL SELECT 'pg_class'::regclass, a.attrelid, a.attnum
