@@ -1,5 +1,7 @@
 //! What a claim takes: due rows that nobody else has locked, whenever they came, and no more than a batch.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -177,6 +179,51 @@ fn batch_is_never_larger_than_its_size() {
         let disorder = "SELECT count(*) FROM (SELECT deadline < lag(deadline) OVER (ORDER BY id) AS x FROM expiry.event) e WHERE x";
         assert_eq!(shop.value::<i64>(disorder), 0, "{form}");
     }
+}
+
+/// A checkout that needs what a batch has locked waits for its end, so batches are short while one waits.
+#[test]
+fn batches_are_short_while_somebody_waits_for_them() {
+    const ORDERS: i64 = 6000;
+    // 30 us an order: without anybody who waits, a thousand fit the target time.
+    const CANCEL: &str = "CREATE FUNCTION cancel_orders(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+        BEGIN
+            UPDATE stock SET qty = qty + cardinality(ids) WHERE sku = 1;
+            UPDATE orders SET status = 'cancelled' WHERE id = ANY (ids);
+            PERFORM pg_sleep(0.00003 * cardinality(ids));
+        END $$";
+    // Of the batch that an order was in.
+    const USUAL: &str = "SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY n)
+        FROM (SELECT count(*) OVER (PARTITION BY xmin::text) AS n FROM orders) o";
+    let drain = |customers: usize| {
+        let mut shop = Shop::without_policy();
+        shop.client.batch_execute(CANCEL).unwrap();
+        shop.fill(1..=ORDERS, "now() - interval '1 min' + id * interval '1 us'");
+        let is_open = Arc::new(AtomicBool::new(true));
+        let threads: Vec<_> = (0..customers)
+            .map(|_| {
+                let (mut session, is_open) = (shop.db.connect(), is_open.clone());
+                thread::spawn(move || {
+                    while is_open.load(Ordering::Relaxed) {
+                        session.batch_execute("UPDATE stock SET qty = qty WHERE sku = 1").unwrap();
+                    }
+                })
+            })
+            .collect();
+        shop.client
+            .batch_execute(
+                "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
+                     cancel_function => 'cancel_orders', batch_size => 1000)",
+            )
+            .unwrap();
+        shop.wait_for_cancelled(ORDERS);
+        is_open.store(false, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        shop.value::<i64>(USUAL)
+    };
+    let (alone, beside_customers) = (drain(0), drain(4));
+    assert_eq!(alone, 1000);
+    assert!(beside_customers <= 250, "{beside_customers} orders in a batch that customers wait for");
 }
 
 /// The work for a row does not grow with the backlog: neither the claim nor the check after the calls

@@ -21,9 +21,9 @@ use crate::pg::clock::{self, Timestamp};
 use crate::pg::debug_point::{self, DebugPoint};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Rows, Spi};
-use crate::pg::{array, guest, inval, json, role, xact};
+use crate::pg::{array, guest, inval, json, lock, role, xact};
 use crate::policy::Policy;
-use crate::rules::batch_size::BatchSize;
+use crate::rules::batch_size::{BatchSize, fair_time};
 use crate::settings;
 
 /// When a worker that waits for a lock looks for a deadlock: sooner than the customer, so that it is the
@@ -68,6 +68,8 @@ pub struct Done {
     pub claim_time: Duration,
     /// Those that the calls left in the transaction.
     pub subtransactions: usize,
+    /// Whether another session, which is no assistant, was waiting at its end for what it had locked.
+    pub is_awaited: bool,
 }
 
 impl Done {
@@ -84,7 +86,8 @@ impl Done {
         // Not the walk to the first row, which locks nothing and gets no shorter with a smaller batch.
         let claim_us = i64::try_from(self.claim_time.as_micros()).unwrap_or(i64::MAX);
         let elapsed_us = clock::now().since(since) - claim_us;
-        size.succeeded(self.claimed, elapsed_us, settings::target_batch_time_ms() * 1000);
+        let target_us = settings::target_batch_time_ms() * 1000;
+        size.succeeded(self.claimed, elapsed_us, fair_time(self.claimed, target_us, self.is_awaited));
         size.left_subtransactions(self.claimed, self.subtransactions);
     }
 }
@@ -254,6 +257,7 @@ fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
         next_deadline: None,
         claim_time,
         subtransactions: xact::subtransactions(),
+        is_awaited: settings::workers() == 1 && lock::is_transaction_awaited(),
     }
 }
 

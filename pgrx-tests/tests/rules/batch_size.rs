@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 
-use super::decisions::batch_size::BatchSize;
+use super::decisions::batch_size::{BatchSize, fair_time};
 
 const TARGET_US: i64 = 50_000;
 
@@ -180,5 +180,21 @@ proptest! {
             size.succeeded(size.next(), 1, TARGET_US);
         }
         prop_assert_eq!(size.next(), cap);
+    }
+
+    /// While somebody waits a batch takes a twentieth of the time, or is as small as the first one.
+    #[test]
+    fn batch_that_is_awaited_is_short(cap in 1_usize..20_000, row_us in 1_i64..1000, commit_us in 0_i64..5000) {
+        let mut size = grown(cap);
+        for _ in 0..40 {
+            let rows = size.next();
+            let elapsed_us = commit_us + rows as i64 * row_us;
+            size.succeeded(rows, elapsed_us, fair_time(rows, TARGET_US, true));
+        }
+        let rows = size.next();
+        let elapsed_us = commit_us + rows as i64 * row_us;
+        prop_assert!(rows <= 64 || elapsed_us <= TARGET_US / 20, "{rows} rows take {elapsed_us} us");
+        prop_assert!(rows >= 16.min(cap), "{rows} rows");
+        prop_assert_eq!(fair_time(rows, TARGET_US, false), TARGET_US);
     }
 }
