@@ -185,18 +185,19 @@ fn batch_is_never_larger_than_its_size() {
 #[test]
 fn batches_are_short_while_somebody_waits_for_them() {
     const ORDERS: i64 = 6000;
-    // 30 us an order: without anybody who waits, a thousand fit the target time.
+    // 0.2 ms an order: a thousand fit the target time, and 250 a twentieth of it.
     const CANCEL: &str = "CREATE FUNCTION cancel_orders(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
         BEGIN
             UPDATE stock SET qty = qty + cardinality(ids) WHERE sku = 1;
             UPDATE orders SET status = 'cancelled' WHERE id = ANY (ids);
-            PERFORM pg_sleep(0.00003 * cardinality(ids));
+            PERFORM pg_sleep(0.0002 * cardinality(ids));
         END $$";
     // Of the batch that an order was in.
     const USUAL: &str = "SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY n)
         FROM (SELECT count(*) OVER (PARTITION BY xmin::text) AS n FROM orders) o";
     let drain = |customers: usize| {
         let mut shop = Shop::without_policy();
+        shop.set_for_database("pg_expiry.target_batch_time", "1s");
         shop.client.batch_execute(CANCEL).unwrap();
         shop.fill(1..=ORDERS, "now() - interval '1 min' + id * interval '1 us'");
         let is_open = Arc::new(AtomicBool::new(true));
