@@ -20,6 +20,8 @@ mkdir -p "$folder"
 for package in "$work"/debs/*.deb; do
   dpkg -x "$package" "$folder"
 done
+# Without LLVM, which is large, there is no JIT; PostgreSQL does without it when the module is not there.
+rm -f "$folder/usr/lib/postgresql/$version/lib"/llvmjit*
 
 libraries="$folder/usr/lib/$(uname -m)-linux-gnu"
 loader=$(echo "$libraries"/ld-linux-*.so.*)

@@ -138,13 +138,14 @@ fn temporary_objects_hide_nothing() {
     den.assert_victim_is_well();
 }
 
-/// All that a table of the low role can have that runs when a row is read, indexed or written.
+/// All that a table of the low role can have that runs when a row is read, indexed or written. (The domain's check is
+/// no constant: PostgreSQL 18 would call it, and its subtransaction, in the middle of a look into the cache of types.)
 #[test]
 fn code_of_the_table() {
     let mut den = Den::new();
     den.low_does(
         "DROP FUNCTION den.cancel_order; DROP TABLE den.orders;
-         CREATE DOMAIN den.status AS text CHECK (den.spy_quietly('domain check'));
+         CREATE DOMAIN den.status AS text CHECK (den.spy_quietly(concat('domain check', left(VALUE, 0))));
          CREATE TYPE den.number AS ENUM ('one', 'two');
          CREATE FUNCTION den.as_json(den.number) RETURNS json LANGUAGE plpgsql AS
              $$ BEGIN PERFORM den.spy('cast to json'); RETURN to_json(enum_out($1)::text); END $$;
