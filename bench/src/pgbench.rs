@@ -42,7 +42,8 @@ impl Pgbench {
 impl Drop for Pgbench {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            signal(child.id().cast_signed(), Signal::INT);
+            // Not SIGINT: whoever was started in the background may have inherited that it is ignored.
+            signal(child.id().cast_signed(), Signal::TERM);
             let _ = child.wait();
         }
         let _ = fs::remove_file(&self.script);
