@@ -4,7 +4,7 @@
 #
 # DEBFULLNAME and DEBEMAIL name the packager, DEB_REVISION is what follows the version, as Debian's tools have it.
 source "$(dirname "$0")/versions.sh"
-mapfile -t versions < <(chosen_versions "${1:-}")
+choose_versions "${1:-}"
 
 packager="${DEBFULLNAME:-pg_expiry authors} <${DEBEMAIL:-packages@pg-expiry.invalid}>"
 package_version="$(extension_version)-${DEB_REVISION:-1}"

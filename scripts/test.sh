@@ -3,7 +3,7 @@
 # other and of the build with assertions. All are run, whatever fails; the last lines are the sums.
 source "$(dirname "$0")/versions.sh"
 filter=${2:-}
-mapfile -t versions < <(chosen_versions "${1:-}")
+choose_versions "${1:-}"
 [[ "${1:-}" != all ]] || versions+=("$ASSERTING")
 
 # The oldest version before this one that is there, or that the system's packages offer: to upgrade from.

@@ -4,7 +4,7 @@
 # The stock server is one that the distribution's packages have installed into a folder of its own. Where there is none
 # of that version, a private server gets the files of the package: then nothing is said about dpkg.
 source "$(dirname "$0")/versions.sh"
-mapfile -t versions < <(chosen_versions "${1:-}")
+choose_versions "${1:-}"
 
 folder=$(mktemp -d /var/tmp/pg_expiry-deb.XXXXXX)
 log=$(mktemp)

@@ -61,9 +61,9 @@ lend() {
   mkdir -p "$tree"
 }
 
-# chosen_versions PG: one a line; of `all`, all that are supported.
-chosen_versions() {
-  if [[ "$1" == all ]]; then printf '%s\n' "${SUPPORTED[@]}"; else chosen_version "$1"; fi
+# choose_versions PG: sets `versions`; for `all`, to all that are supported.
+choose_versions() {
+  if [[ "$1" == all ]]; then versions=("${SUPPORTED[@]}"); else versions=("$(chosen_version "$1")"); fi
 }
 
 # major_of VERSION: its number.

@@ -33,7 +33,7 @@ fn check_page(name: &str, generated: &str) {
 
 /// Whatever belongs to the extension and can have a comment; columns, policies, triggers and indexes belong to it
 /// with their tables. (An index behind a constraint goes by the constraint's name; a row's type, a member since
-/// PostgreSQL 18, by the relation's.)
+/// PostgreSQL 17, by the relation's.)
 const OBJECTS: &str = "
 WITH member AS (
     SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid

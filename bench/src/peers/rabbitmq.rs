@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use pg_expiry_tests::{scratch_folder, wait_until};
+use pg_expiry_tests::scratch_folder;
 
 use super::amqp::Publisher;
 use super::server::{Server, free_port};
@@ -62,11 +62,8 @@ impl Peer for RabbitMq {
         rabbit.env("RABBITMQ_LOG_BASE", data.join("log")).env("RABBITMQ_CONF_ENV_FILE", "/dev/null");
         rabbit.env("RABBITMQ_CONFIG_FILE", data.join("none")).env("RABBITMQ_ENABLED_PLUGINS", "");
         rabbit.env("RABBITMQ_ENABLED_PLUGINS_FILE", data.join("plugins"));
-        self.server = Some(Server::start(rabbit));
-        let mut publisher = wait_until("RabbitMQ", Duration::MAX, || {
-            self.server.as_mut().expect("just started").pids();
-            Publisher::open(self.port)
-        });
+        let server = self.server.insert(Server::start(rabbit));
+        let mut publisher = server.wait_until("RabbitMQ", || Publisher::open(self.port));
         let dead_letter = [("x-dead-letter-exchange", ""), ("x-dead-letter-routing-key", CANCEL)];
         publisher.declare(CANCEL, &[]).expect("a queue");
         publisher.declare(SOON, &dead_letter).expect("a queue");

@@ -5,9 +5,8 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
-use pg_expiry_tests::{scratch_folder, wait_until};
+use pg_expiry_tests::scratch_folder;
 
 use super::server::Server;
 use super::worker::{Worker, first_line};
@@ -41,11 +40,8 @@ impl Peer for Redis {
         let mut redis = program();
         redis.arg("--port").arg("0").arg("--unixsocket").arg(&self.socket).arg("--dir").arg(&data);
         redis.args(["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]);
-        self.server = Some(Server::start(redis));
-        wait_until("Redis", Duration::MAX, || {
-            self.server.as_mut().expect("just started").pids();
-            UnixStream::connect(&self.socket)
-        });
+        let server = self.server.insert(Server::start(redis));
+        server.wait_until("Redis", || UnixStream::connect(&self.socket));
     }
 
     fn learn(&mut self, shop: &mut Shop, orders: Range<i64>) {

@@ -1,9 +1,11 @@
 //! A server besides PostgreSQL, in a folder of its own, with its own sockets and ports; ends with us.
 
+use std::fmt::Debug;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use pg_expiry_tests::{Signal, signal};
+use pg_expiry_tests::{Signal, signal, wait_until};
 
 use super::worker::{descendants, dying_with_us};
 
@@ -14,6 +16,14 @@ impl Server {
         let mut command = dying_with_us(program);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         Server(child.unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+
+    /// Tries until it answers; panics when it has ended.
+    pub fn wait_until<T, E: Debug>(&mut self, what: &str, mut attempt: impl FnMut() -> Result<T, E>) -> T {
+        wait_until(what, Duration::MAX, || {
+            self.pids();
+            attempt()
+        })
     }
 
     /// It and what it has started; panics when it has ended.
