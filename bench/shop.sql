@@ -48,18 +48,41 @@ BEGIN
     END LOOP;
 END $$;
 
+-- What pg_expiry does besides, written by hand: for each order a record, whose ids come in the order of the commits,
+-- and a notification.
+CREATE TABLE told (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key         jsonb NOT NULL,
+    kind        text NOT NULL,
+    deadline    timestamptz,
+    occurred_at timestamptz NOT NULL
+);
+
+CREATE FUNCTION tell(order_ids bigint[]) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock(1);
+    WITH new AS (
+        INSERT INTO told (key, kind, deadline, occurred_at)
+        SELECT jsonb_build_object('id', id::text), 'cancelled', pay_by, clock_timestamp()
+        FROM orders WHERE id = ANY (order_ids) RETURNING *)
+    SELECT count(pg_notify('told', to_json(new)::text)) FROM new
+$$;
+
 -- The same with the row function, called for each claimed row.
-CREATE PROCEDURE drain_by_row(batch_size int) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE drain_by_row(batch_size int, tells boolean) LANGUAGE plpgsql AS $$
 DECLARE
     due timestamptz := clock_timestamp();
+    claimed bigint[];
     cancelled bigint;
 BEGIN
     LOOP
         WITH claimed AS MATERIALIZED (
                  SELECT id FROM orders WHERE status = 'pending' AND pay_by <= due
                  ORDER BY pay_by LIMIT batch_size FOR UPDATE SKIP LOCKED)
-        SELECT count(cancel_order(id)::text) INTO cancelled FROM claimed;
+        SELECT array_agg(id), count(cancel_order(id)::text) INTO claimed, cancelled FROM claimed;
         EXIT WHEN cancelled = 0;
+        IF tells THEN
+            PERFORM tell(claimed);
+        END IF;
         COMMIT;
     END LOOP;
 END $$;
@@ -71,7 +94,7 @@ BEGIN
     PERFORM cancel_orders(order_ids);
 END $$;
 
-CREATE PROCEDURE drain_in_turn(batch_size int) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE drain_in_turn(batch_size int, tells boolean) LANGUAGE plpgsql AS $$
 DECLARE
     due timestamptz := clock_timestamp();
     claimed bigint[];
@@ -82,6 +105,9 @@ BEGIN
             ORDER BY pay_by LIMIT batch_size FOR UPDATE SKIP LOCKED) o;
         EXIT WHEN claimed IS NULL;
         PERFORM cancel_orders_in_turn(claimed);
+        IF tells THEN
+            PERFORM tell(claimed);
+        END IF;
         COMMIT;
     END LOOP;
 END $$;

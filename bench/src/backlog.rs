@@ -23,12 +23,16 @@ enum By {
     SqlLargeBatches,
     /// A loop in SQL that calls the function for an order.
     SqlRows,
+    /// The same, which also tells of each order.
+    SqlRowsTold,
     /// One statement for all of it.
     SqlAtOnce,
     /// pg_expiry with a worker and an assistant.
     TwoWorkers,
     /// Two sessions with a loop in SQL.
     TwoLoops,
+    /// The same, which also tell of each order.
+    TwoLoopsTold,
 }
 
 impl By {
@@ -41,7 +45,9 @@ impl By {
             By::SqlRows => "SQL loop, batches of 1000, function for each order",
             By::SqlAtOnce => "SQL, one statement for all",
             By::TwoWorkers => "pg_expiry, two workers",
+            By::SqlRowsTold => "the same, with an event and a notification for each order",
             By::TwoLoops => "two SQL loops at once, batches of 1000",
+            By::TwoLoopsTold => "the same, with an event and a notification for each order",
         }
     }
 
@@ -56,14 +62,11 @@ impl By {
             By::TwoWorkers => pg_expiry(shop, orders, "cancel_orders_in_turn(bigint[])"),
             By::SqlBatches => shop.run("CALL drain_by_batch(1000)"),
             By::SqlLargeBatches => shop.run("CALL drain_by_batch(10000)"),
-            By::SqlRows => shop.run("CALL drain_by_row(1000)"),
+            By::SqlRows => shop.run("CALL drain_by_row(1000, false)"),
+            By::SqlRowsTold => shop.run("CALL drain_by_row(1000, true)"),
             By::SqlAtOnce => shop.run("CALL drain_by_batch(1000000000)"),
-            By::TwoLoops => {
-                let sessions = [shop.connect(), shop.connect()];
-                let drain = |mut session: Client| move || session.batch_execute("CALL drain_in_turn(1000)");
-                let loops = sessions.map(|session| thread::spawn(drain(session)));
-                loops.into_iter().for_each(|each| each.join().expect("a loop").expect("a loop"));
-            }
+            By::TwoLoops => two_loops(shop, "CALL drain_in_turn(1000, false)"),
+            By::TwoLoopsTold => two_loops(shop, "CALL drain_in_turn(1000, true)"),
         }
     }
 }
@@ -74,10 +77,23 @@ fn pg_expiry(shop: &mut Shop, orders: i64, function: &str) {
     shop.drop_policy();
 }
 
+fn two_loops(shop: &Shop, call: &'static str) {
+    let drain = |mut session: Client| move || session.batch_execute(call);
+    let loops = [shop.connect(), shop.connect()].map(|session| thread::spawn(drain(session)));
+    loops.into_iter().for_each(|each| each.join().expect("a loop").expect("a loop"));
+}
+
 /// With nobody else on the server.
 pub fn run(shop: &mut Shop, scale: &Scale) -> Part {
-    const ALL: [By; 6] =
-        [By::Array, By::SqlBatches, By::SqlLargeBatches, By::SqlAtOnce, By::Row, By::SqlRows];
+    const ALL: [By; 7] = [
+        By::Array,
+        By::SqlBatches,
+        By::SqlLargeBatches,
+        By::SqlAtOnce,
+        By::Row,
+        By::SqlRows,
+        By::SqlRowsTold,
+    ];
     let (contest, lines) = contest(shop, scale, scale.backlog, &ALL, |_| None);
     let targets = vec![
         Target::at_least(0.8, contest.ratio(0, 1), "function for a batch, × the SQL loop in batches of 1000"),
@@ -87,7 +103,7 @@ pub fn run(shop: &mut Shop, scale: &Scale) -> Part {
         title: "A backlog, beside plain SQL".into(),
         how: format!(
             "{} orders are overdue; how many are cancelled a second, from the first commit to the last. pg_expiry \
-             writes an event and a notification for each order, the SQL does not. One statement for all is one \
+             writes an event and a notification for each order, the SQL does not, unless it says so. One statement for all is one \
              transaction: it holds the lock of each order and each stock row until the last one is done.",
             scale.backlog
         ),
@@ -106,13 +122,14 @@ pub fn run_shared(cluster: &Cluster, shop: &mut Shop, scale: &Scale) -> Part {
         return Part { title, notes, ..Part::default() };
     }
     cluster.set("pg_expiry.workers", "2");
-    let (contest, _) = contest(shop, scale, scale.backlog, &[By::TwoWorkers, By::TwoLoops], |_| None);
+    let (contest, _) =
+        contest(shop, scale, scale.backlog, &[By::TwoWorkers, By::TwoLoops, By::TwoLoopsTold], |_| None);
     cluster.reset("pg_expiry.workers");
     Part {
         title,
         how: format!(
             "{} orders are overdue. The function for a batch locks the stock rows in the order of their key first, \
-             so that two never wait for each other in a circle.",
+             so that two never wait for each other in a circle; it holds them until its commit.",
             scale.backlog
         ),
         targets: vec![Target::at_least(0.8, contest.ratio(0, 1), "two workers, × two SQL loops at once")],

@@ -28,6 +28,7 @@ pub fn cluster(with_pg_cron: bool) -> Cluster {
         ("fsync", "on"),
         ("shared_buffers", "1GB"),
         ("max_wal_size", "16GB"),
+        ("min_wal_size", "2GB"),
         ("checkpoint_timeout", "1h"),
         ("track_commit_timestamp", "on"),
         ("autovacuum", "off"),
@@ -42,7 +43,21 @@ pub fn cluster(with_pg_cron: bool) -> Cluster {
         writeln!(conf.expect("postgresql.conf"), "cron.host = '{host}'").expect("postgresql.conf");
     }
     cluster.start_again();
+    lay_in_wal(&cluster);
     cluster
+}
+
+/// Files of WAL to be used again, as a server has them that has been running for a while: to make one holds up
+/// every commit for some milliseconds.
+fn lay_in_wal(cluster: &Cluster) {
+    const FILES: usize = 128; // the 2 GB
+    let mut client = cluster.connect("postgres");
+    for _ in 0..FILES {
+        client
+            .batch_execute("SELECT pg_logical_emit_message(false, '', ''); SELECT pg_switch_wal()")
+            .expect("WAL");
+    }
+    client.batch_execute("CHECKPOINT").expect("a checkpoint");
 }
 
 pub struct Shop {
@@ -75,7 +90,7 @@ impl Shop {
 
     /// Nothing but these orders, pending; `pay_by` is SQL, in which `id` may occur.
     pub fn fill(&mut self, orders: i64, pay_by: &str) {
-        self.run("TRUNCATE orders, expiry.event");
+        self.run("TRUNCATE orders, expiry.event, told");
         self.run("UPDATE stock SET qty = 1000000");
         self.add(1, orders, pay_by);
         self.tidy();

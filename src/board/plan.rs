@@ -180,16 +180,17 @@ impl Board {
         plan
     }
 
-    /// Has scout and builder leave.
+    /// Has scout and builder leave. A scout is done in a moment: it is ended only by who needs the database for
+    /// himself and has waited (see `terminate`), since whoever is ended says so in the server's log.
     fn clear(&mut self, index: usize, now: Micros) {
         let database = &mut self.databases[index];
         for process in [&mut database.scout, &mut database.builder] {
             if process.is_alive() {
                 process.on(Event::Asked, now);
-                if process.pid != 0 {
-                    bgworker::terminate(process.pid);
-                }
             }
+        }
+        if database.builder.is_alive() && database.builder.pid != 0 {
+            bgworker::terminate(database.builder.pid);
         }
     }
 

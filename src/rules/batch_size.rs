@@ -15,28 +15,28 @@ pub struct BatchSize {
     suspects: usize,
     /// Rows whose subtransactions a backend can cache, as far as is known.
     roomy: usize,
+    /// When another session was last seen waiting, in microseconds.
+    awaited_us: Option<i64>,
 }
 
 /// Subtransactions that a batch should do with. A backend caches 64 (PGPROC_MAX_CACHED_SUBXIDS); beyond
 /// them every session that reads the rows becomes slow.
 const ROOM: usize = 48;
 
-/// By how much a batch should be shorter while somebody waits for what it has locked.
+/// By how much a batch should be shorter while customers wait for what it has locked.
 const SHORTER: i64 = 20;
+
+/// For how long after one has waited others are expected: those who were held up together come again together,
+/// and between them is time for a batch as long as their absence.
+const EXPECTED_US: i64 = 1_000_000;
 
 /// A first guess that even a slow function finishes in the target time.
 const FIRST: usize = 32;
 
-/// How long a batch should take whose last one, of `rows`, was awaited by another session or was not. A small one
-/// takes its time for the commit: to be smaller would make it no shorter.
-pub fn fair_time(rows: usize, target_us: i64, is_awaited: bool) -> i64 {
-    if is_awaited && rows > FIRST { target_us / SHORTER } else { target_us }
-}
-
 impl BatchSize {
     pub fn new(cap: usize) -> Self {
         let cap = cap.max(1);
-        Self { cap, fitting: FIRST.min(cap), suspects: 0, roomy: usize::MAX }
+        Self { cap, fitting: FIRST.min(cap), suspects: 0, roomy: usize::MAX, awaited_us: None }
     }
 
     /// The size of the next batch, at least 1.
@@ -47,6 +47,16 @@ impl BatchSize {
             suspects => (suspects / 2).min(self.fitting),
         };
         size.min(self.roomy)
+    }
+
+    /// How long a batch should take, after one of `rows` that ended at `now_us` and was awaited by another session
+    /// or was not. A small one takes its time for the commit: to be smaller would make it no shorter.
+    pub fn fair_time(&mut self, rows: usize, target_us: i64, is_awaited: bool, now_us: i64) -> i64 {
+        if is_awaited {
+            self.awaited_us = Some(now_us);
+        }
+        let is_expected = self.awaited_us.is_some_and(|then| (0..EXPECTED_US).contains(&(now_us - then)));
+        if is_expected && rows > FIRST { target_us / SHORTER } else { target_us }
     }
 
     /// A batch of `rows` took `elapsed_us` and committed.

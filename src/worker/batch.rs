@@ -23,7 +23,7 @@ use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Rows, Spi};
 use crate::pg::{array, guest, inval, json, lock, role, xact};
 use crate::policy::Policy;
-use crate::rules::batch_size::{BatchSize, fair_time};
+use crate::rules::batch_size::BatchSize;
 use crate::settings;
 
 /// When a worker that waits for a lock looks for a deadlock: sooner than the customer, so that it is the
@@ -85,9 +85,10 @@ impl Done {
     pub fn teach(&self, size: &mut BatchSize, since: Timestamp) {
         // Not the walk to the first row, which locks nothing and gets no shorter with a smaller batch.
         let claim_us = i64::try_from(self.claim_time.as_micros()).unwrap_or(i64::MAX);
-        let elapsed_us = clock::now().since(since) - claim_us;
+        let now = clock::now();
         let target_us = settings::target_batch_time_ms() * 1000;
-        size.succeeded(self.claimed, elapsed_us, fair_time(self.claimed, target_us, self.is_awaited));
+        let target_us = size.fair_time(self.claimed, target_us, self.is_awaited, now.0);
+        size.succeeded(self.claimed, now.since(since) - claim_us, target_us);
         size.left_subtransactions(self.claimed, self.subtransactions);
     }
 }

@@ -74,3 +74,8 @@ pub fn complaints(cluster: &Cluster, since: usize) -> Vec<String> {
         |line: &&str| ["ERROR:", "FATAL:", "PANIC:", "WARNING:"].iter().any(|level| line.contains(level));
     cluster.log()[since..].lines().filter(is_bad).map(str::to_owned).collect()
 }
+
+/// What a process says that is ended in the middle of something; the line is PostgreSQL's.
+pub fn is_ended(line: &str) -> bool {
+    line.contains("due to administrator command")
+}

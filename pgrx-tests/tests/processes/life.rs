@@ -9,7 +9,7 @@ use pg_expiry_tests::{
 };
 
 use super::common::{
-    SECOND, SOON, complaints, other_worker, shop_on, sleep_in_cancel_function, wait_for_rest,
+    SECOND, SOON, complaints, is_ended, other_worker, shop_on, sleep_in_cancel_function, wait_for_rest,
     wake_from_cancel_function, worker,
 };
 
@@ -273,10 +273,6 @@ fn dropped_extension_takes_its_workers_along() {
         let log = cluster.log().len();
         shop.client.batch_execute(drop).unwrap();
         wait_until("the worker to leave", SOON, || worker_pids(&mut shop.client).is_empty());
-        // A process that is ended in the middle of something says so, as all do.
-        let is_ended = |line: &String| {
-            line.ends_with("due to administrator command") || line.contains("administrator command at")
-        };
         let complaints: Vec<_> =
             complaints(&cluster, log).into_iter().filter(|line| !is_ended(line)).collect();
         assert_eq!(complaints, [""; 0], "{drop}");

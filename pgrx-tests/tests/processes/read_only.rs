@@ -2,7 +2,7 @@
 
 use pg_expiry_tests::{Cluster, wait_for_value, wait_until};
 
-use super::common::{SECOND, complaints, shop_on, wait_for_index, worker};
+use super::common::{SECOND, complaints, is_ended, shop_on, wait_for_index, worker};
 
 /// It is a default for users: our processes say what they want, also those that start later, and nobody
 /// complains.
@@ -49,7 +49,6 @@ fn read_only_by_default_is_no_hindrance() {
             || line.contains("pg_expiry scout")
     };
     // DROP EXTENSION ends who is in the middle of something, which says so, as all do.
-    let is_ended = |line: &String| line.contains("due to administrator command");
     let complaints: Vec<String> =
         complaints(&cluster, log).into_iter().filter(|line| ours(line) && !is_ended(line)).collect();
     assert_eq!(complaints, [""; 0]);

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 
-use super::decisions::batch_size::{BatchSize, fair_time};
+use super::decisions::batch_size::BatchSize;
 
 const TARGET_US: i64 = 50_000;
 
@@ -182,19 +182,30 @@ proptest! {
         prop_assert_eq!(size.next(), cap);
     }
 
-    /// While somebody waits a batch takes a twentieth of the time, or is as small as the first one.
+    /// Customers wait for each batch, later now and then: it takes a twentieth of the time, or is as small as the
+    /// first one.
     #[test]
-    fn batch_that_is_awaited_is_short(cap in 1_usize..20_000, row_us in 1_i64..1000, commit_us in 0_i64..5000) {
+    fn batch_that_is_awaited_is_short(
+        cap in 1_usize..20_000, row_us in 1_i64..1000, commit_us in 0_i64..5000, every_us in 0_i64..800_000,
+    ) {
         let mut size = grown(cap);
-        for _ in 0..40 {
+        let (mut now_us, mut awaited_us) = (0, 0);
+        for batch in 0..400 {
             let rows = size.next();
             let elapsed_us = commit_us + rows as i64 * row_us;
-            size.succeeded(rows, elapsed_us, fair_time(rows, TARGET_US, true));
+            now_us += elapsed_us;
+            let is_awaited = batch < 20 || now_us - awaited_us > every_us;
+            if is_awaited {
+                awaited_us = now_us;
+            }
+            if batch >= 20 {
+                prop_assert!(rows <= 64 || elapsed_us <= TARGET_US / 20, "{rows} rows take {elapsed_us} us");
+                prop_assert!(rows >= 16.min(cap), "{rows} rows");
+            }
+            let target_us = size.fair_time(rows, TARGET_US, is_awaited, now_us);
+            size.succeeded(rows, elapsed_us, target_us);
         }
-        let rows = size.next();
-        let elapsed_us = commit_us + rows as i64 * row_us;
-        prop_assert!(rows <= 64 || elapsed_us <= TARGET_US / 20, "{rows} rows take {elapsed_us} us");
-        prop_assert!(rows >= 16.min(cap), "{rows} rows");
-        prop_assert_eq!(fair_time(rows, TARGET_US, false), TARGET_US);
+        // Nobody has waited for a second.
+        prop_assert_eq!(size.fair_time(1000, TARGET_US, false, awaited_us + 1_000_000), TARGET_US);
     }
 }
