@@ -34,6 +34,7 @@ mod memory;
 mod model;
 mod monitoring;
 mod names;
+mod old_snapshot;
 mod packages;
 mod partitions;
 mod payment_race;

@@ -1,4 +1,4 @@
-//! A worker that has done much is no larger than one that has done little.
+//! R71: a worker that has done much is no larger than one that has done little.
 
 use std::thread;
 use std::time::Duration;
