@@ -127,13 +127,15 @@ fn how_and_where(md: &mut String, machine: &Machine) {
         let _ = write!(md, "\n{}\n", folded(missing));
     }
     let scale =
-        if machine.scale == "full" { String::new() } else { format!(" SCALE={} OUT=docs", machine.scale) };
+        if machine.scale == "full" { String::new() } else { format!(" SCALE={} PEERS=all OUT=docs", machine.scale) };
     let how = format!(
         "Figures are medians of {} rounds. In a round everybody has a turn, one after the other; a ratio is the median \
          of the ratios within each round. The server flushes to disk at each commit and has 1 GB of shared_buffers; its \
-         autovacuum is off, and tables are vacuumed before each turn instead. Those who look at intervals do so once a \
+         autovacuum is off, and tables are vacuumed before each turn instead; its files of WAL are there to be used \
+         again, as on one that has been running for a while. Those who look at intervals do so once a \
          second: their lateness is about half of that, whoever they are, and a shorter interval costs CPU time in \
-         proportion. pg_cron can look once a minute only. The workers' programs are in bench/peers, what is measured in \
+         proportion. pg_cron can look once a minute only: it is late by up to a minute, and where in its minute the \
+         deadlines of these rounds fell is chance. The workers' programs are in bench/peers, what is measured in \
          bench/src.",
         machine.rounds
     );

@@ -185,6 +185,8 @@ fn batch_is_never_larger_than_its_size() {
 #[test]
 fn batches_are_short_while_somebody_waits_for_them() {
     const ORDERS: i64 = 6000;
+    // Those who were held up together come again together, and meanwhile nobody waits.
+    const THINKS: Duration = Duration::from_millis(100);
     // 0.2 ms an order: a thousand fit the target time, and 250 a twentieth of it.
     const CANCEL: &str = "CREATE FUNCTION cancel_orders(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
         BEGIN
@@ -207,6 +209,7 @@ fn batches_are_short_while_somebody_waits_for_them() {
                 thread::spawn(move || {
                     while is_open.load(Ordering::Relaxed) {
                         session.batch_execute("UPDATE stock SET qty = qty WHERE sku = 1").unwrap();
+                        thread::sleep(THINKS);
                     }
                 })
             })

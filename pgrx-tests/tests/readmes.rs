@@ -27,10 +27,26 @@ fn settings(readme: &str) -> Vec<(&str, &str)> {
     let (table, _) = table.split_once("<!-- /settings -->").expect("its end");
     let rows = table.lines().filter(|line| line.starts_with("| `"));
     rows.map(|row| {
-        let mut cells = row.trim_matches('|').split('|').map(str::trim);
-        (cells.next().expect("a name"), cells.next().expect("a default"))
+        let cells = cells(row);
+        (cells[0], cells[1])
     })
     .collect()
+}
+
+/// Names and figures of the table of figures, in order.
+fn figures(readme: &str) -> Vec<(&str, Vec<&str>)> {
+    let (_, table) = readme.split_once("<!-- figures:").expect("the figures");
+    let (table, _) = table.split_once("<!-- /figures -->").expect("their end");
+    let rows = table.lines().filter(|line| line.starts_with("| ")).skip(1);
+    rows.map(|row| {
+        let mut cells = cells(row);
+        (cells.remove(0), cells)
+    })
+    .collect()
+}
+
+fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split('|').map(str::trim).collect()
 }
 
 /// What is linked to within the project, but for headings of the page itself and the other README.
@@ -67,4 +83,25 @@ fn both_readmes_have_the_same_sections_and_links() {
     assert_eq!(levels(chinese), levels(english));
     assert_eq!(links(chinese), links(english));
     assert!(english.contains("](README.zh-CN.md)") && chinese.contains("](README.md)"));
+}
+
+/// Each figure is one of that name in the report, which only `make bench` writes.
+#[test]
+fn figures_of_both_readmes_are_those_of_the_benchmarks() {
+    let report = repository::read("docs/benchmarks.md");
+    let [english, chinese] = &readmes();
+    let measured = figures(english);
+    assert!(measured.len() > 5, "{measured:?}");
+    for (name, figures) in &measured {
+        let name = name.split(',').next().expect("a name");
+        for figure in figures {
+            let is_it =
+                |row: &str| row.starts_with("| ") && row.contains(name) && cells(row).contains(figure);
+            assert!(report.lines().any(is_it), "{name}: {figure}");
+        }
+    }
+    let only_figures = |rows: Vec<(&str, Vec<&str>)>| -> Vec<String> {
+        rows.into_iter().map(|(_, figures)| figures.join(" ")).collect()
+    };
+    assert_eq!(only_figures(figures(chinese)), only_figures(measured));
 }
