@@ -126,8 +126,11 @@ fn how_and_where(md: &mut String, machine: &Machine) {
     for missing in &machine.missing {
         let _ = write!(md, "\n{}\n", folded(missing));
     }
-    let scale =
-        if machine.scale == "full" { String::new() } else { format!(" SCALE={} PEERS=all OUT=docs", machine.scale) };
+    let scale = if machine.scale == "full" {
+        String::new()
+    } else {
+        format!(" SCALE={} PEERS=all OUT=docs", machine.scale)
+    };
     let how = format!(
         "Figures are medians of {} rounds. In a round everybody has a turn, one after the other; a ratio is the median \
          of the ratios within each round. The server flushes to disk at each commit and has 1 GB of shared_buffers; its \
