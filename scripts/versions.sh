@@ -141,7 +141,7 @@ apt_install() {
 }
 
 # private_apt deb|deb-src SUITE FOLDER: apt, from now on, sees that suite of Debian only, and keeps all that it
-# remembers in FOLDER.
+# remembers in FOLDER. A mirror that has not been updated for a while will do; what it has is signed all the same.
 private_apt() {
   local site keyring=/usr/share/keyrings/debian-archive-keyring.gpg
   site=$(debian_site)
@@ -154,6 +154,7 @@ Dir::Etc::sourceparts "/dev/null";
 Dir::State::lists "$3/lists";
 Dir::Cache "$3/cache";
 APT::Sandbox::User "root";
+Acquire::Check-Valid-Until "false";
 CONF
   export APT_CONFIG="$3/apt.conf"
   apt-get update --quiet

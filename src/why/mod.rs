@@ -255,15 +255,17 @@ fn backlog(policy: &Policy, row: &Row, now: Timestamp) -> Option<String> {
     Some(format!("{shown} rows are due before it{estimate}"))
 }
 
-/// Rows a second in the last few seconds, as the latest events show it.
+/// Rows a second in the last few seconds, as the latest events show it; the first of them only say since when.
 fn recent_rate(policy: &str, now: Timestamp) -> Option<i64> {
     const RECENT: &str = "\
-        SELECT count(*), min(occurred_at) FROM (SELECT policy, occurred_at FROM expiry.event ORDER BY id DESC LIMIT 1000) e
-        WHERE policy = $1 AND occurred_at > clock_timestamp() - interval '10 s'";
+        SELECT count(*) FILTER (WHERE occurred_at > since), min(since)
+        FROM (SELECT occurred_at, min(occurred_at) OVER () AS since
+              FROM (SELECT policy, occurred_at FROM expiry.event ORDER BY id DESC LIMIT 1000) e
+              WHERE policy = $1 AND occurred_at > clock_timestamp() - interval '10 s') recent";
     let recent = catalog::read(RECENT, &[(pg_sys::TEXTOID, spi::text(policy))], |row, n| {
         (row.expect::<i64>(n, 0), row.get(n, 1).map(Timestamp))
     });
-    let (rows, since) = recent.into_iter().next()?;
+    let (rows, since) = recent.into_iter().next().filter(|(rows, _)| *rows > 0)?;
     Some((rows * 1_000_000 / now.since(since?).max(1)).max(1))
 }
 
