@@ -59,7 +59,7 @@ impl Scale {
         backlog_under_snapshot: 100_000,
         backlog_beside_checkouts: 100_000,
         backlog_of_peers: 2000,
-        pending: 100_000,
+        pending: 50_000,
         deadlines_per_s: 333,
         spread_s: 6,
         spread_of_peers_s: 3,
