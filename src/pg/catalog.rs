@@ -131,6 +131,20 @@ pub fn lock_shared(relation: Oid) {
     unsafe { pg_sys::LockRelationOid(relation, pg_sys::AccessShareLock as _) };
 }
 
+/// Qualified and quoted, as `format('%I.%I')` has it; `None`: there is no such relation any more.
+pub fn qualified_name(relation: Oid) -> Option<String> {
+    // SAFETY: look-ups in the catalog caches inside a transaction; the texts are copied at once.
+    unsafe {
+        let name = pg_sys::get_rel_name(relation);
+        let schema = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relation));
+        if name.is_null() || schema.is_null() {
+            return None;
+        }
+        let qualified = pg_sys::quote_qualified_identifier(schema, name);
+        Some(std::ffi::CStr::from_ptr(qualified).to_string_lossy().into_owned())
+    }
+}
+
 /// The database that we are connected to.
 pub fn database() -> Oid {
     // SAFETY: a process-global, set when the process connects.

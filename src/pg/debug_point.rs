@@ -14,6 +14,8 @@ pub enum DebugPoint {
     Recorded = 3,
     /// Reminders are written; next is the commit.
     Reminded = 4,
+    /// The transaction of a batch has begun, and nothing is read yet.
+    Begun = 5,
 }
 
 #[cfg(not(feature = "debug_points"))]

@@ -15,8 +15,10 @@ mod reminder;
 mod resolve;
 mod stored;
 
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
+use crate::pg::catalog;
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
 use crate::rules::deadline::DeadlineRule;
@@ -56,6 +58,21 @@ pub struct Policy {
     pub starts_at: Option<Timestamp>,
     /// The deadline index, once it is valid.
     pub index: Option<Oid>,
+}
+
+impl Policy {
+    /// Keeps the relation's name until the end of the transaction. The statements know it by the name, which may be
+    /// another table's since the policy was loaded: 40001, nobody's fault; it is loaded anew in a moment.
+    pub fn hold_name(&self) {
+        catalog::lock_shared(self.relation);
+        if catalog::qualified_name(self.relation).as_deref() != Some(&self.relation_sql) {
+            pgrx::ereport!(
+                ERROR,
+                PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                format!("{} is not the relation of policy \"{}\" any more", self.relation_sql, self.name)
+            );
+        }
+    }
 }
 
 /// A column of the relation's key.

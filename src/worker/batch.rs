@@ -185,6 +185,8 @@ pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
 
 fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
     let Order { policy, statements, .. } = order;
+    debug_point::reach(DebugPoint::Begun);
+    policy.hold_name();
     let which = match order.waiting.borrow().is_empty() {
         _ if order.youngest_first => Which::Youngest,
         true => Which::All,
@@ -289,6 +291,7 @@ pub fn oldest(
     const FIRST: Timestamp = Timestamp(-157_754_736_000_000_000);
     let floor = policy.starts_at.map_or(FIRST, |starts_at| starts_at.max(FIRST));
     xact::in_transaction(policy.owner, || {
+        policy.hold_name();
         waiting::exclude(waiting, now, Passing::Parked);
         spi::connected(|spi| {
             let rows = statements.oldest(spi, &[Some(floor.datum()), Some(now.datum())]);
@@ -305,6 +308,7 @@ pub fn no_longer_due(
     now: Timestamp,
 ) -> Result<Vec<Key>, PgError> {
     xact::in_transaction(policy.owner, || {
+        policy.hold_name();
         spi::connected(|spi| {
             let asked: Vec<_> = keys.iter().map(|key| Some(json::from_bytes(key))).collect();
             let asked = array::of(pg_sys::JSONBOID, &asked);

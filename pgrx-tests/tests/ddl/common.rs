@@ -76,7 +76,9 @@ impl Watched {
         self.assert_others_are_served();
         assert_eq!(worker_pids(&mut self.shop.client), [self.pid]);
         let counts = "SELECT coalesce(sum(failed), 0)::bigint + (SELECT count(*) FROM expiry.failure) FROM expiry.status";
-        assert_eq!(self.shop.value::<i64>(counts), 0, "calls that failed");
+        let failed = self.shop.value::<i64>(counts);
+        let last = "SELECT coalesce(string_agg(last_error::text, '; '), '') FROM expiry.status";
+        assert_eq!(failed, 0, "calls that failed, the last with: {}", self.shop.value::<String>(last));
         let late = "SELECT coalesce(max(lateness_max_ms), 0) FROM expiry.status WHERE name = 'bills'";
         let late: f64 = self.shop.value(late);
         assert!(late < 5000.0, "a bill was {late} ms late");

@@ -153,3 +153,32 @@ fn function_that_is_replaced_between_claim_and_call() {
     wait_for_value(&mut watched.shop.client, "SELECT status FROM orders WHERE id = 2", "closed".to_owned());
     watched.assert_unharmed();
 }
+
+/// The worker finds out that the name is another table's when it has begun a batch, and claims nothing of that one.
+#[test]
+fn table_that_takes_the_name_of_another_in_the_middle() {
+    /// Holds batches when they have begun: see `pg/debug_point.rs`.
+    const BEGUN: i64 = 0x6578_7069_7279_0005;
+    let mut watched = Watched::new();
+    watched.execute(&[&format!("SELECT pg_advisory_lock({BEGUN})")]);
+    watched.shop.due(2, Duration::ZERO);
+    let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Begun'";
+    wait_for_value(&mut watched.shop.client, held, 1_i64);
+    watched.execute(&[
+        "BEGIN; ALTER TABLE orders RENAME TO old_orders; CREATE TABLE orders (LIKE old_orders INCLUDING ALL);
+         INSERT INTO orders (id, pay_by) VALUES (3, now() - interval '1 day');
+         CREATE OR REPLACE FUNCTION cancel_order(order_id bigint) RETURNS void LANGUAGE plpgsql AS $$
+         BEGIN
+             UPDATE orders SET status = 'cancelled' WHERE id = order_id;
+             UPDATE old_orders SET status = 'cancelled' WHERE id = order_id;
+         END $$; COMMIT",
+        &format!("SELECT pg_advisory_unlock({BEGUN})"),
+    ]);
+    let cancelled = "SELECT status FROM old_orders WHERE id = 2";
+    wait_for_value(&mut watched.shop.client, cancelled, "cancelled".to_owned());
+    watched.assert_unharmed();
+    assert_eq!(watched.shop.status(3), "pending");
+    let others =
+        "SELECT count(*) FROM expiry.event WHERE policy = 'orders' AND key ->> 'id' NOT IN ('1', '2')";
+    assert_eq!(watched.shop.value::<i64>(others), 0);
+}

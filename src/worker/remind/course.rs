@@ -116,6 +116,7 @@ impl Course {
         let until = Timestamp(until);
         let unwritten = self.written_to.max(now);
         let (found, found_to, next, must_write) = xact::in_transaction(policy.owner, || {
+            policy.hold_name();
             spi::connected(|spi| {
                 let (found, found_to) = looks.coming(spi, Timestamp(after), until, policy.batch_size);
                 if !found.is_empty() || policy.remind_late {
@@ -158,6 +159,7 @@ impl Course {
         let after = Timestamp(after.max(least(policy))).max(position);
         let until = Timestamp(until);
         let (found, found_to) = xact::in_transaction(policy.owner, || {
+            policy.hold_name();
             spi::connected(|spi| {
                 let (rows, found_to) = looks.coming(spi, after, until, policy.batch_size);
                 let is_new = record::are_new(spi, policy, self.lead, &rows);

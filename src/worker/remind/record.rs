@@ -63,6 +63,7 @@ pub fn remind(policy: &Policy, looks: &Looks, batch: &Batch<'_>) -> Result<(), P
     let lock_timeout = settings::lock_timeout_ms().to_string();
     xact::in_transaction(policy.owner, || {
         with_settings(&[("lock_timeout", &lock_timeout)], || {
+            policy.hold_name();
             spi::connected(|spi| steps(spi, policy, looks, batch));
         });
     })
