@@ -24,6 +24,11 @@ pub fn catalog_changed() -> bool {
     HAS_CHANGED.replace(false)
 }
 
+/// Whether [`catalog_changed`] would say so, as far as is known.
+pub fn is_change_pending() -> bool {
+    HAS_CHANGED.get()
+}
+
 /// Users' code is about to run: from the first time on the session may remember how things are now.
 pub fn begin_to_remember() {
     if !REMEMBERS.replace(true) {
