@@ -45,9 +45,8 @@ impl By {
             By::SqlRows => "SQL loop, batches of 1000, function for each order",
             By::SqlAtOnce => "SQL, one statement for all",
             By::TwoWorkers => "pg_expiry, two workers",
-            By::SqlRowsTold => "the same, with an event and a notification for each order",
             By::TwoLoops => "two SQL loops at once, batches of 1000",
-            By::TwoLoopsTold => "the same, with an event and a notification for each order",
+            By::SqlRowsTold | By::TwoLoopsTold => "the same, with an event and a notification for each order",
         }
     }
 
@@ -103,8 +102,8 @@ pub fn run(shop: &mut Shop, scale: &Scale) -> Part {
         title: "A backlog, beside plain SQL".into(),
         how: format!(
             "{} orders are overdue; how many are cancelled a second, from the first commit to the last. pg_expiry \
-             writes an event and a notification for each order, the SQL does not, unless it says so. One statement for all is one \
-             transaction: it holds the lock of each order and each stock row until the last one is done.",
+             writes an event and a notification for each order, the SQL does not, unless it says so. One statement \
+             for all is one transaction: it holds the lock of each order and each stock row until the last one is done.",
             scale.backlog
         ),
         plots: vec![plot("backlog", "A backlog drains", lines)],

@@ -166,21 +166,20 @@ fn orders_per_s(shop: &Shop, scheme: &Scheme, clients: usize, time: Duration) ->
 
 /// The 99th percentile of checkouts that take from the stock, in milliseconds.
 pub fn run_beside_a_drain(shop: &mut Shop, scale: &Scale) -> Part {
-    const NAMES: [&str; 4] = [
-        "nothing else",
-        "beside a drain, function for a batch",
-        "beside a drain, function for an order",
-        "beside a drain of other articles, function for an order",
+    // With the cancel function of the drain, and how far the customers' articles are from those of the drain.
+    const BESIDE: [(&str, Option<&str>, i32); 4] = [
+        ("nothing else", None, 0),
+        ("beside a drain, function for a batch", Some("cancel_orders(bigint[])"), 0),
+        ("beside a drain, function for an order", Some("cancel_order(bigint)"), 0),
+        ("beside a drain of other articles, function for an order", Some("cancel_order(bigint)"), 100),
     ];
-    const FUNCTIONS: [Option<&str>; 4] =
-        [None, Some("cancel_orders(bigint[])"), Some("cancel_order(bigint)"), Some("cancel_order(bigint)")];
+    let names = BESIDE.map(|(name, ..)| name);
     let mut contests =
-        [("p50", 50.0), ("p99", 99.0)].map(|(title, percent)| (Contest::new(title, "ms", NAMES), percent));
+        [("p50", 50.0), ("p99", 99.0)].map(|(title, percent)| (Contest::new(title, "ms", names), percent));
     for _ in 0..scale.rounds {
-        for (place, function) in FUNCTIONS.into_iter().enumerate() {
+        for (place, (_, function, other_articles)) in BESIDE.into_iter().enumerate() {
             shop.fill(scale.backlog_beside_checkouts, OVERDUE);
             let is_over = AtomicBool::new(false);
-            let other_articles = if place == 3 { 100 } else { 0 };
             let customers: Vec<Client> = (0..4).map(|_| shop.connect()).collect();
             let mut took: Vec<f64> = thread::scope(|scope| {
                 let check_out = |client| scope.spawn(|| check_out(client, other_articles, &is_over));

@@ -12,6 +12,7 @@
 
 mod cluster;
 mod database;
+mod debug_point;
 mod error;
 mod installation;
 mod listener;
@@ -23,6 +24,7 @@ mod wait;
 
 pub use cluster::{Cluster, ClusterBuilder, Mode, shared_cluster};
 pub use database::{Db, Endpoint, Notices};
+pub use debug_point::DebugPoint;
 pub use error::{db_error, sqlstate};
 pub use installation::Installation;
 pub use listener::{Heard, Listener};

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
+use pg_expiry_tests::{DebugPoint, Signal, db_error};
 use pg_expiry_tests::{Shop, cpu_time, signal, wait_for_value, wait_until, worker_pids};
-use pg_expiry_tests::{Signal, db_error};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -268,7 +268,6 @@ fn predicate_of_other_tables_is_refused() {
 /// row was claimed, whatever isolation is the database's default.
 #[test]
 fn cancel_function_sees_what_was_committed_after_the_claim() {
-    const CLAIMED: &str = "x'6578706972790001'::bigint";
     let isolations = ["read committed", "repeatable read", "serializable"];
     for (isolation, by_hand) in
         isolations.iter().flat_map(|isolation| [(isolation, false), (isolation, true)])
@@ -291,18 +290,20 @@ fn cancel_function_sees_what_was_committed_after_the_claim() {
             shop.client.batch_execute("SELECT expiry.stop_workers()").unwrap();
         }
         let mut holder = shop.db.connect();
-        holder.batch_execute(&format!("SELECT pg_advisory_lock({CLAIMED})")).unwrap();
+        DebugPoint::Claimed.hold(&mut holder);
         shop.fill(1..=2, "now()");
         let mut hand = shop.db.connect();
         thread::scope(|scope| {
             if by_hand {
                 scope.spawn(|| hand.batch_execute("CALL expiry.run('orders')").unwrap());
             }
-            let held = "SELECT EXISTS (SELECT FROM pg_stat_activity
-                            WHERE datname = current_database() AND query = 'held at Claimed')";
-            wait_until("the claim", 10 * SECOND, || shop.value::<bool>(held));
+            let held = format!(
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND {})",
+                DebugPoint::Claimed.sign()
+            );
+            wait_until("the claim", 10 * SECOND, || shop.value::<bool>(&held));
             shop.client.batch_execute("INSERT INTO pay VALUES (1)").unwrap();
-            holder.batch_execute(&format!("SELECT pg_advisory_unlock({CLAIMED})")).unwrap();
+            DebugPoint::Claimed.release(&mut holder);
         });
         shop.wait_for_cancelled(1);
         assert_eq!((shop.status(1), shop.status(2)), ("pending".to_owned(), "cancelled".to_owned()));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Cluster, Mode, Shop, Signal, signal, wait_until, worker_pids};
+use pg_expiry_tests::{Cluster, DebugPoint, Mode, Shop, Signal, signal, wait_until, worker_pids};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Fewer than the first batch of a worker claims.
@@ -27,24 +27,21 @@ const MOMENTS: [Moment; 5] =
     [Moment::Idle, Moment::Claimed, Moment::InTheFunction, Moment::Called, Moment::Recorded];
 
 impl Moment {
-    /// The number of the debug point.
-    fn point(self) -> Option<i64> {
+    fn point(self) -> Option<DebugPoint> {
         match self {
-            Moment::Claimed => Some(1),
-            Moment::Called => Some(2),
-            Moment::Recorded => Some(3),
+            Moment::Claimed => Some(DebugPoint::Claimed),
+            Moment::Called => Some(DebugPoint::Called),
+            Moment::Recorded => Some(DebugPoint::Recorded),
             Moment::Idle | Moment::InTheFunction => None,
         }
     }
 
     /// What pg_stat_activity shows of a worker that is there.
-    fn sign(self) -> &'static str {
-        match self {
-            Moment::Idle => "state = 'idle'",
-            Moment::Claimed => "query = 'held at Claimed'",
-            Moment::InTheFunction => "wait_event = 'PgSleep'",
-            Moment::Called => "query = 'held at Called'",
-            Moment::Recorded => "query = 'held at Recorded'",
+    fn sign(self) -> String {
+        match self.point() {
+            Some(point) => point.sign(),
+            None if self == Moment::Idle => "state = 'idle'".into(),
+            None => "wait_event = 'PgSleep'".into(),
         }
     }
 }
@@ -77,7 +74,7 @@ impl Grid {
     fn reach(&mut self, moment: Moment) -> (i32, Option<Client>) {
         let holder = moment.point().map(|point| {
             let mut holder = self.shop.db.connect();
-            holder.execute("SELECT pg_advisory_lock($1)", &[&(0x6578_7069_7279_0000_i64 + point)]).unwrap();
+            point.hold(&mut holder);
             holder
         });
         self.set_gate(moment == Moment::InTheFunction);

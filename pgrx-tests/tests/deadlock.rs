@@ -4,10 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Shop, wait_for_value, wait_until};
+use pg_expiry_tests::{DebugPoint, Shop, wait_for_value, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const CLAIMED: i64 = 0x6578_7069_7279_0001;
 const TAKE_STOCK: &str = "BEGIN; UPDATE stock SET qty = qty WHERE sku = 1";
 const PAY: &str = "UPDATE orders SET status = 'paid' WHERE id = 1 AND status = 'pending'";
 
@@ -17,12 +16,15 @@ fn claimed_order(settings: &[(&str, &str)]) -> (Shop, Client, i32) {
     shop.create_policy("");
     shop.wait_for_index();
     let mut point = shop.db.connect();
-    point.execute("SELECT pg_advisory_lock($1)", &[&CLAIMED]).unwrap();
+    DebugPoint::Claimed.hold(&mut point);
     shop.due(1, Duration::from_secs(1));
-    let held = "SELECT pid FROM pg_stat_activity
-        WHERE backend_type = 'pg_expiry worker' AND datname = current_database() AND query = 'held at Claimed'";
+    let held = format!(
+        "SELECT pid FROM pg_stat_activity
+         WHERE backend_type = 'pg_expiry worker' AND datname = current_database() AND {}",
+        DebugPoint::Claimed.sign()
+    );
     let worker = wait_until("the worker to claim the order", PATIENCE, || {
-        shop.client.query_opt(held, &[]).unwrap().map(|row| row.get(0))
+        shop.client.query_opt(&held, &[]).unwrap().map(|row| row.get(0))
     });
     (shop, point, worker)
 }

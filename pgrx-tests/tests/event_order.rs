@@ -5,20 +5,18 @@ use std::thread;
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::wait_until;
+use pg_expiry_tests::{DebugPoint, wait_until};
 
 use super::tenants::Tenants;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The advisory lock that holds workers when their events are written and not committed.
-const RECORDED: i64 = 0x6578_7069_7279_0000 + 3;
-
 /// The worker of this tenant, at the debug point.
 fn wait_for_held(tenants: &mut Tenants, tenant: usize) -> i32 {
     let sql = format!(
         "SELECT a.pid FROM pg_stat_activity a JOIN expiry.workers w USING (pid)
-         WHERE a.query = 'held at Recorded' AND w.owner = '{}'",
+         WHERE a.{} AND w.owner = '{}'",
+        DebugPoint::Recorded.sign(),
         tenants.names[tenant]
     );
     wait_until("a worker that has written its events", PATIENCE, || {
@@ -40,7 +38,7 @@ fn wait_for_waiter(tenants: &mut Tenants, tenant: usize) {
 
 fn held(tenants: &Tenants) -> Client {
     let mut holder = tenants.db.connect();
-    holder.execute("SELECT pg_advisory_lock($1)", &[&RECORDED]).unwrap();
+    DebugPoint::Recorded.hold(&mut holder);
     holder
 }
 

@@ -108,6 +108,8 @@ fn worker_does_not_grow_by_failures() {
     let mut sizes = vec![fail(1, 500)];
     sizes.extend((1..=3).map(|round| fail(10_000 * round, 500)));
     println!("{sizes:?} kB");
-    let grown_by_kb = sizes.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).min();
-    assert!(grown_by_kb.is_some_and(|kb| kb <= 512), "{sizes:?} kB");
+    let mut grown_by_kb: Vec<u64> = sizes.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    grown_by_kb.sort_unstable();
+    // One jump is no leak: most rounds must do without.
+    assert!(grown_by_kb[1] <= 512, "{sizes:?} kB");
 }

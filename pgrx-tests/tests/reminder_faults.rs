@@ -4,16 +4,11 @@ use std::thread;
 use std::time::Duration;
 
 use pg_expiry_tests::postgres::Client;
-use pg_expiry_tests::{Cluster, Mode, Shop, Signal, signal, wait_for_value, wait_until};
+use pg_expiry_tests::{Cluster, DebugPoint, Mode, Shop, Signal, signal, wait_for_value, wait_until};
 
 use super::reminders::{reminders, shop, wait_for_later, wait_for_reminders, wait_for_reminders_of};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The advisory locks of the debug points `Recorded` and `Reminded`.
-const RECORDED: i64 = 0x6578_7069_7279_0003;
-const REMINDED: i64 = 0x6578_7069_7279_0004;
-const HELD: &str =
-    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Reminded'";
 
 /// A shop on a server of its own.
 struct Lone {
@@ -43,14 +38,18 @@ impl Lone {
 /// Holds whoever is about to commit reminders; ends with the session.
 fn hold(shop: &Shop) -> Client {
     let mut holder = shop.db.connect();
-    holder.execute("SELECT pg_advisory_lock($1)", &[&REMINDED]).unwrap();
+    DebugPoint::Reminded.hold(&mut holder);
     holder
 }
 
 #[track_caller]
 fn wait_for_held(shop: &mut Shop) -> i32 {
+    let held = format!(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND {}",
+        DebugPoint::Reminded.sign()
+    );
     wait_until("a process that is about to commit reminders", PATIENCE, || {
-        shop.client.query_opt(HELD, &[]).unwrap().map(|row| row.get(0))
+        shop.client.query_opt(&held, &[]).unwrap().map(|row| row.get(0))
     })
 }
 
@@ -240,10 +239,13 @@ fn reminders_wait_for_the_event_ids() {
         .unwrap();
     shop.wait_for_index();
     let mut holder = shop.db.connect();
-    holder.execute("SELECT pg_advisory_lock($1)", &[&RECORDED]).unwrap();
+    DebugPoint::Recorded.hold(&mut holder);
     shop.client.batch_execute("INSERT INTO other.bills VALUES (1)").unwrap();
-    let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Recorded'";
-    wait_for_value(&mut shop.client, held, 1_i64);
+    let held = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {}",
+        DebugPoint::Recorded.sign()
+    );
+    wait_for_value(&mut shop.client, &held, 1_i64);
     shop.fill(2..=20, "now() + interval '1 hour 3 s'");
     // It has given up at least once: it waits no longer than pg_expiry.lock_timeout, 500 ms.
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
@@ -251,7 +253,7 @@ fn reminders_wait_for_the_event_ids() {
     for is_waiting in [1_i64, 0, 1] {
         wait_for_value(&mut shop.client, waits, is_waiting);
     }
-    holder.batch_execute("SELECT pg_advisory_unlock_all()").unwrap();
+    DebugPoint::Recorded.release(&mut holder);
     wait_for_reminders_of(&mut shop, &(2..=20).map(|id| (id, 3600.0, 1)).collect::<Vec<_>>());
     wait_for_value(&mut shop.client, "SELECT status FROM other.bills", "closed".to_owned());
     shop.client

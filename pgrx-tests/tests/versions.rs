@@ -8,7 +8,7 @@ use std::fs;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::processes::common::{complaints, is_ended, worker};
+use crate::processes::common::{complaints, is_scout_ended, worker};
 use pg_expiry_tests::postgres::Client;
 use pg_expiry_tests::postgres::error::DbError;
 use pg_expiry_tests::{
@@ -289,14 +289,16 @@ fn update_under_load_is_no_rows_failure() {
     shop.wait_for_cancelled(ROUNDS * 1000);
     shop.assert_invariant();
     eventually(&mut shop.client, "SELECT failed FROM expiry.status", 0_i64);
-    let is_bad = |line: &String| !line.contains(NEWER) && !is_ended(line);
+    let is_bad = |line: &String| !line.contains(NEWER) && !is_scout_ended(line);
     let bad: Vec<String> = complaints(&cluster, log).into_iter().filter(is_bad).collect();
     assert_eq!(bad, [""; 0]);
 }
 
-/// Our own calls, which are refused, and who is terminated: the launcher, and who is in the middle of something.
+/// Our own calls, which are refused, and who is terminated: the launcher, and who is looking just then.
 fn is_expected(line: &str) -> bool {
-    line.contains("client backend") || is_ended(line)
+    line.contains("client backend")
+        || line.contains("terminating background worker \"pg_expiry launcher\"")
+        || is_scout_ended(line)
 }
 
 /// The SQL objects are older than the library, as after the restart, before ALTER EXTENSION ... UPDATE.

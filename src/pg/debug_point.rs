@@ -14,7 +14,7 @@ pub enum DebugPoint {
     Recorded = 3,
     /// Reminders are written; next is the commit.
     Reminded = 4,
-    /// The transaction of a batch has begun, and nothing is read yet.
+    /// A transaction of a policy has begun, and nothing is read yet.
     Begun = 5,
 }
 

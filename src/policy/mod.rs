@@ -18,9 +18,12 @@ mod stored;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use crate::pg::catalog;
 use crate::pg::caught::PgError;
 use crate::pg::clock::Timestamp;
+use crate::pg::debug_point::{self, DebugPoint};
+use crate::pg::guc::with_settings;
+use crate::pg::spi::{self, Spi};
+use crate::pg::{catalog, xact};
 use crate::rules::deadline::DeadlineRule;
 
 /// A policy that can be worked on.
@@ -61,9 +64,25 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Runs `f` in a transaction of its own, with the owner's rights and these settings, as all that runs statements
+    /// of the policy does: none of them meets another table.
+    pub fn in_transaction<R>(
+        &self,
+        settings: &[(&str, &str)],
+        f: impl FnOnce(&Spi) -> R,
+    ) -> Result<R, PgError> {
+        xact::in_transaction(self.owner, || {
+            with_settings(settings, || {
+                debug_point::reach(DebugPoint::Begun);
+                self.hold_name();
+                spi::connected(f)
+            })
+        })
+    }
+
     /// Keeps the relation's name until the end of the transaction. The statements know it by the name, which may be
     /// another table's since the policy was loaded: 40001, nobody's fault; it is loaded anew in a moment.
-    pub fn hold_name(&self) {
+    fn hold_name(&self) {
         catalog::lock_shared(self.relation);
         if catalog::qualified_name(self.relation).as_deref() != Some(&self.relation_sql) {
             pgrx::ereport!(

@@ -19,8 +19,7 @@ use crate::pg::call::{forget_session_state, forget_what_survives_rollback};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
 use crate::pg::debug_point::{self, DebugPoint};
-use crate::pg::guc::with_settings;
-use crate::pg::spi::{self, Rows, Spi};
+use crate::pg::spi::{Rows, Spi};
 use crate::pg::{array, guest, inval, json, lock, role, xact};
 use crate::policy::Policy;
 use crate::rules::batch_size::BatchSize;
@@ -160,16 +159,12 @@ impl Trace {
 pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
     let trace = Trace::new();
     let lock_timeout = order.lock_timeout_ms.to_string();
-    let result = xact::in_transaction(order.policy.owner, || {
-        with_settings(
-            &[
-                ("search_path", &order.policy.search_path),
-                ("lock_timeout", &lock_timeout),
-                ("deadlock_timeout", DEADLOCK_TIMEOUT),
-            ],
-            || spi::connected(|spi| steps(spi, order, &trace)),
-        )
-    });
+    let settings = [
+        ("search_path", order.policy.search_path.as_str()),
+        ("lock_timeout", &lock_timeout),
+        ("deadlock_timeout", DEADLOCK_TIMEOUT),
+    ];
+    let result = order.policy.in_transaction(&settings, |spi| steps(spi, order, &trace));
     if result.is_err() && order.in_worker {
         forget_what_survives_rollback();
     }
@@ -185,8 +180,6 @@ pub fn run(order: &Order<'_>) -> Result<Done, Failed> {
 
 fn steps(spi: &Spi, order: &Order<'_>, trace: &Trace) -> Done {
     let Order { policy, statements, .. } = order;
-    debug_point::reach(DebugPoint::Begun);
-    policy.hold_name();
     let which = match order.waiting.borrow().is_empty() {
         _ if order.youngest_first => Which::Youngest,
         true => Which::All,
@@ -290,13 +283,10 @@ pub fn oldest(
     /// The year 3000 BC: whose deadline is -infinity has none that could have passed.
     const FIRST: Timestamp = Timestamp(-157_754_736_000_000_000);
     let floor = policy.starts_at.map_or(FIRST, |starts_at| starts_at.max(FIRST));
-    xact::in_transaction(policy.owner, || {
-        policy.hold_name();
+    policy.in_transaction(&[], |spi| {
         waiting::exclude(waiting, now, Passing::Parked);
-        spi::connected(|spi| {
-            let rows = statements.oldest(spi, &[Some(floor.datum()), Some(now.datum())]);
-            (!rows.is_empty()).then(|| rows.get(0, 0).map(Timestamp)).flatten()
-        })
+        let rows = statements.oldest(spi, &[Some(floor.datum()), Some(now.datum())]);
+        (!rows.is_empty()).then(|| rows.get(0, 0).map(Timestamp)).flatten()
     })
 }
 
@@ -307,14 +297,11 @@ pub fn no_longer_due(
     keys: &[Key],
     now: Timestamp,
 ) -> Result<Vec<Key>, PgError> {
-    xact::in_transaction(policy.owner, || {
-        policy.hold_name();
-        spi::connected(|spi| {
-            let asked: Vec<_> = keys.iter().map(|key| Some(json::from_bytes(key))).collect();
-            let asked = array::of(pg_sys::JSONBOID, &asked);
-            let due = statements.recheck(spi, &[Some(now.datum()), Some(asked)]);
-            let due: HashSet<i64> = (0..due.count).map(|row| due.expect(row, 0)).collect();
-            (1..).zip(keys).filter(|(n, _)| !due.contains(n)).map(|(_, key)| key.clone()).collect()
-        })
+    policy.in_transaction(&[], |spi| {
+        let asked: Vec<_> = keys.iter().map(|key| Some(json::from_bytes(key))).collect();
+        let asked = array::of(pg_sys::JSONBOID, &asked);
+        let due = statements.recheck(spi, &[Some(now.datum()), Some(asked)]);
+        let due: HashSet<i64> = (0..due.count).map(|row| due.expect(row, 0)).collect();
+        (1..).zip(keys).filter(|(n, _)| !due.contains(n)).map(|(_, key)| key.clone()).collect()
     })
 }

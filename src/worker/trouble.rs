@@ -52,10 +52,10 @@ impl Duty {
             return Step::Broken(error);
         }
         let is_in_call = !matches!(stage, Stage::Claiming);
-        if classify(&error.sqlstate, timed_out) == Fault::Transient || is_in_call && self.has_no_function() {
-            return self.collided(stage, &error, now);
-        }
-        if matches!(stage, Stage::LeftDue { .. }) && self.may_have_met_a_change() {
+        if classify(&error.sqlstate, timed_out) == Fault::Transient
+            || is_in_call && self.has_no_function()
+            || matches!(stage, Stage::LeftDue { .. }) && self.may_have_met_a_change()
+        {
             return self.collided(stage, &error, now);
         }
         if !installed::is_served() {

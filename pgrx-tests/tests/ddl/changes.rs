@@ -290,10 +290,9 @@ fn tables_that_change_places() {
         &["BEGIN; ALTER TABLE orders RENAME TO old_orders; CREATE TABLE orders (LIKE old_orders INCLUDING ALL);
            ALTER TABLE old_orders SET UNLOGGED; COMMIT"],
         GoesOn,
-        // A commit shows its rows just before it tells others of the new function.
-        "BEGIN; CREATE OR REPLACE FUNCTION cancel_order(order_id bigint) RETURNS void LANGUAGE sql AS
-             $$ UPDATE old_orders SET status = 'cancelled' WHERE id = order_id $$; COMMIT;
-         INSERT INTO old_orders (id, pay_by) VALUES (2, now()); INSERT INTO orders (id, pay_by) VALUES (2, now())",
+        "INSERT INTO old_orders (id, pay_by) VALUES (2, now()); INSERT INTO orders (id, pay_by) VALUES (2, now());
+         CREATE OR REPLACE FUNCTION cancel_order(order_id bigint) RETURNS void LANGUAGE sql AS
+             $$ UPDATE old_orders SET status = 'cancelled' WHERE id = order_id $$",
         "SELECT status = 'cancelled' FROM old_orders WHERE id = 2",
     );
     assert_eq!(watched.shop.status(2), "pending");

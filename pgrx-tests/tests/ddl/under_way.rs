@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_expiry_tests::wait_for_value;
+use pg_expiry_tests::{DebugPoint, wait_for_value};
 
 use super::common::Watched;
 
@@ -137,19 +137,25 @@ fn what_a_session_remembers() {
     }
 }
 
+/// Order 2 becomes due, and the worker comes to this point with it.
+fn hold_order_2(watched: &mut Watched, point: DebugPoint) {
+    point.hold(&mut watched.shop.client);
+    watched.shop.due(2, Duration::ZERO);
+    let held = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {}",
+        point.sign()
+    );
+    wait_for_value(&mut watched.shop.client, &held, 1_i64);
+}
+
 /// A row may be committed together with a new body of the function, and the claim sees it with the old one
 /// still in the worker's caches.
 #[test]
 fn function_that_is_replaced_between_claim_and_call() {
-    /// Holds batches when they are claimed: see `pg/debug_point.rs`.
-    const CLAIMED: i64 = 0x6578_7069_7279_0001;
     let mut watched = Watched::new();
-    watched.execute(&[&format!("SELECT pg_advisory_lock({CLAIMED})")]);
-    watched.shop.due(2, Duration::ZERO);
-    let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Claimed'";
-    wait_for_value(&mut watched.shop.client, held, 1_i64);
+    hold_order_2(&mut watched, DebugPoint::Claimed);
     watched.shop.replace_cancel_order("UPDATE orders SET status = 'closed' WHERE id = order_id");
-    watched.execute(&[&format!("SELECT pg_advisory_unlock({CLAIMED})")]);
+    DebugPoint::Claimed.release(&mut watched.shop.client);
     wait_for_value(&mut watched.shop.client, "SELECT status FROM orders WHERE id = 2", "closed".to_owned());
     watched.assert_unharmed();
 }
@@ -157,13 +163,8 @@ fn function_that_is_replaced_between_claim_and_call() {
 /// The worker finds out that the name is another table's when it has begun a batch, and claims nothing of that one.
 #[test]
 fn table_that_takes_the_name_of_another_in_the_middle() {
-    /// Holds batches when they have begun: see `pg/debug_point.rs`.
-    const BEGUN: i64 = 0x6578_7069_7279_0005;
     let mut watched = Watched::new();
-    watched.execute(&[&format!("SELECT pg_advisory_lock({BEGUN})")]);
-    watched.shop.due(2, Duration::ZERO);
-    let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'held at Begun'";
-    wait_for_value(&mut watched.shop.client, held, 1_i64);
+    hold_order_2(&mut watched, DebugPoint::Begun);
     watched.execute(&[
         "BEGIN; ALTER TABLE orders RENAME TO old_orders; CREATE TABLE orders (LIKE old_orders INCLUDING ALL);
          INSERT INTO orders (id, pay_by) VALUES (3, now() - interval '1 day');
@@ -172,8 +173,8 @@ fn table_that_takes_the_name_of_another_in_the_middle() {
              UPDATE orders SET status = 'cancelled' WHERE id = order_id;
              UPDATE old_orders SET status = 'cancelled' WHERE id = order_id;
          END $$; COMMIT",
-        &format!("SELECT pg_advisory_unlock({BEGUN})"),
     ]);
+    DebugPoint::Begun.release(&mut watched.shop.client);
     let cancelled = "SELECT status FROM old_orders WHERE id = 2";
     wait_for_value(&mut watched.shop.client, cancelled, "cancelled".to_owned());
     watched.assert_unharmed();

@@ -79,3 +79,8 @@ pub fn complaints(cluster: &Cluster, since: usize) -> Vec<String> {
 pub fn is_ended(line: &str) -> bool {
     line.contains("due to administrator command")
 }
+
+/// The same of one that looks, which takes longer than others wait on a busy machine only.
+pub fn is_scout_ended(line: &str) -> bool {
+    is_ended(line) && line.contains("\"pg_expiry scout\"")
+}

@@ -6,7 +6,6 @@ use super::look::Looks;
 use super::record::{self, Batch};
 use crate::pg::caught::PgError;
 use crate::pg::clock::{self, Timestamp};
-use crate::pg::{spi, xact};
 use crate::policy::Policy;
 use crate::rules::reminder::Lead;
 use crate::rules::sweep;
@@ -115,19 +114,16 @@ impl Course {
         let after = after.max(least(policy));
         let until = Timestamp(until);
         let unwritten = self.written_to.max(now);
-        let (found, found_to, next, must_write) = xact::in_transaction(policy.owner, || {
-            policy.hold_name();
-            spi::connected(|spi| {
-                let (found, found_to) = looks.coming(spi, Timestamp(after), until, policy.batch_size);
-                if !found.is_empty() || policy.remind_late {
-                    return (found, found_to, looks.next(spi, until), false);
-                }
-                // Usually one look answers both: what is next, and whether there is anything before.
-                match looks.next(spi, unwritten.min(until)) {
-                    Some(deadline) if deadline <= until => (found, found_to, looks.next(spi, until), true),
-                    next => (found, found_to, next, false),
-                }
-            })
+        let (found, found_to, next, must_write) = policy.in_transaction(&[], |spi| {
+            let (found, found_to) = looks.coming(spi, Timestamp(after), until, policy.batch_size);
+            if !found.is_empty() || policy.remind_late {
+                return (found, found_to, looks.next(spi, until), false);
+            }
+            // Usually one look answers both: what is next, and whether there is anything before.
+            match looks.next(spi, unwritten.min(until)) {
+                Some(deadline) if deadline <= until => (found, found_to, looks.next(spi, until), true),
+                next => (found, found_to, next, false),
+            }
         })?;
         self.found_inside = false;
         self.found_to = found_to;
@@ -158,19 +154,12 @@ impl Course {
         let (after, until) = self.lead.inside(now.0);
         let after = Timestamp(after.max(least(policy))).max(position);
         let until = Timestamp(until);
-        let (found, found_to) = xact::in_transaction(policy.owner, || {
-            policy.hold_name();
-            spi::connected(|spi| {
-                let (rows, found_to) = looks.coming(spi, after, until, policy.batch_size);
-                let is_new = record::are_new(spi, policy, self.lead, &rows);
-                let new: VecDeque<Key> = rows
-                    .into_iter()
-                    .zip(is_new)
-                    .filter(|(_, is_new)| *is_new)
-                    .map(|((key, _), _)| key)
-                    .collect();
-                (new, found_to)
-            })
+        let (found, found_to) = policy.in_transaction(&[], |spi| {
+            let (rows, found_to) = looks.coming(spi, after, until, policy.batch_size);
+            let is_new = record::are_new(spi, policy, self.lead, &rows);
+            let new: VecDeque<Key> =
+                rows.into_iter().zip(is_new).filter(|(_, is_new)| *is_new).map(|((key, _), _)| key).collect();
+            (new, found_to)
         })?;
         self.found = found;
         self.found_to = found_to;

@@ -11,7 +11,7 @@ use crate::pg::clock::Timestamp;
 use crate::pg::debug_point::{self, DebugPoint};
 use crate::pg::guc::with_settings;
 use crate::pg::spi::{self, Argument, Spi};
-use crate::pg::{array, json as jsonb, role, xact};
+use crate::pg::{array, json as jsonb, role};
 use crate::policy::Policy;
 use crate::rules::reminder::Lead;
 use crate::settings;
@@ -61,12 +61,7 @@ fn of(policy: &Policy, lead: Lead) -> [(Oid, Argument); 2] {
 /// Reminds the batch, all of it or nothing. As the owner, whose rows they are, up to the commit.
 pub fn remind(policy: &Policy, looks: &Looks, batch: &Batch<'_>) -> Result<(), PgError> {
     let lock_timeout = settings::lock_timeout_ms().to_string();
-    xact::in_transaction(policy.owner, || {
-        with_settings(&[("lock_timeout", &lock_timeout)], || {
-            policy.hold_name();
-            spi::connected(|spi| steps(spi, policy, looks, batch));
-        });
-    })
+    policy.in_transaction(&[("lock_timeout", &lock_timeout)], |spi| steps(spi, policy, looks, batch))
 }
 
 fn steps(spi: &Spi, policy: &Policy, looks: &Looks, batch: &Batch<'_>) {
