@@ -14,9 +14,6 @@ use crate::pgbench::Pgbench;
 use crate::scale::Scale;
 use crate::shop::{FAR, FAR_DEADLINE, Shop};
 
-/// Deadlines begin that long after the orders come in, so that everybody has been told of them.
-const LEAD_S: i64 = 5;
-
 const PERCENTILES: [(&str, f64); 3] = [("p50", 50.0), ("p99", 99.0), ("max", 100.0)];
 
 /// The parts on lateness, and on what waiting costs.
@@ -91,7 +88,7 @@ fn spread_of(peer: &dyn Peer, scale: &Scale) -> i64 {
 /// Orders come in whose deadlines are spread over so many seconds; how late each was cancelled, sorted.
 fn watch(shop: &mut Shop, peer: &mut dyn Peer, seconds: i64, scale: &Scale) -> Vec<f64> {
     let orders = scale.deadlines_per_s * seconds;
-    let pay_by = format!("now() + interval '{LEAD_S} s' + interval '{seconds} s' * id / {orders}");
+    let pay_by = format!("now() + interval '{} s' + interval '{seconds} s' * id / {orders}", scale.lead_s);
     shop.add(1, orders, &pay_by);
     peer.learn(shop, Range { start: 1, end: orders + 1 });
     shop.wait_until_cancelled(orders, || {

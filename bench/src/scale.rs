@@ -18,6 +18,8 @@ pub struct Scale {
     pub deadlines_per_s: i64,
     pub spread_s: i64,
     pub spread_of_peers_s: i64,
+    /// The first of them comes that long after the orders, so that everybody has been told of them.
+    pub lead_s: i64,
     /// Orders with one and the same deadline.
     pub instant: i64,
     pub checkout_s: u64,
@@ -25,7 +27,7 @@ pub struct Scale {
     pub scheme_s: u64,
     /// How long nothing happens.
     pub idle_s: u64,
-    /// How many times it is looked ahead, and the most orders that are pending then.
+    /// How many times it is looked ahead, and the most orders that are pending then, if the disk takes them.
     pub looks: usize,
     pub most_pending: i64,
     /// By one worker, whose memory is watched.
@@ -37,19 +39,20 @@ impl Scale {
         name: "full",
         rounds: 5,
         backlog: 500_000,
-        backlog_under_snapshot: 200_000,
+        backlog_under_snapshot: 500_000,
         backlog_beside_checkouts: 200_000,
         backlog_of_peers: 10_000,
         pending: 1_000_000,
         deadlines_per_s: 333,
         spread_s: 60,
         spread_of_peers_s: 12,
+        lead_s: 5,
         instant: 10_000,
         checkout_s: 10,
         scheme_s: 5,
         idle_s: 8,
         looks: 500,
-        most_pending: 10_000_000,
+        most_pending: 100_000_000,
         cancellations: 5_000_000,
     };
     pub const QUICK: Scale = Scale {
@@ -63,6 +66,7 @@ impl Scale {
         deadlines_per_s: 333,
         spread_s: 6,
         spread_of_peers_s: 3,
+        lead_s: 3,
         instant: 10_000,
         checkout_s: 3,
         scheme_s: 1,
@@ -82,6 +86,7 @@ impl Scale {
         deadlines_per_s: 50,
         spread_s: 2,
         spread_of_peers_s: 2,
+        lead_s: 3,
         instant: 500,
         checkout_s: 1,
         scheme_s: 1,
