@@ -21,5 +21,7 @@ cd "$work/source"
 echo "pg_expiry: building PostgreSQL $version with assertions"
 ./configure --quiet --prefix="$folder" --enable-cassert --enable-debug --without-icu --without-llvm --without-readline \
   --without-zlib CFLAGS='-O1 -g'
+# To a make that a make has called, PostgreSQL's makefiles leave the headers out that are to be generated first.
+unset MAKELEVEL MAKEFLAGS MFLAGS
 make --silent --jobs "$(nproc)"
 make --silent install

@@ -132,13 +132,36 @@ fn backlog_that_is_too_old_is_said() {
     assert_silence(&mut shop, &mut listener);
 }
 
+/// A row that comes with an old deadline, after the worker has looked for such, is not the worker's delay.
+#[test]
+fn row_that_comes_overdue_is_no_lag() {
+    let settings = [
+        ("pg_expiry.alert_channel", "Shop Alerts"),
+        ("pg_expiry.alert_lag", "1s"),
+        ("pg_expiry.lookahead", "3s"),
+    ];
+    let mut shop = Shop::with_settings(&settings);
+    let mut listener = shop.db.listen("Shop Alerts");
+    // It comes in the transaction of a batch: right after that the worker looks at how old the backlog is.
+    shop.replace_cancel_order(
+        "UPDATE orders SET status = 'cancelled' WHERE id = order_id;
+         IF order_id = 1 THEN INSERT INTO orders (id, pay_by) VALUES (2, now() - interval '1 h'); END IF",
+    );
+    shop.create_policy("");
+    shop.wait_for_index();
+    shop.order(1, 2 * SECOND);
+    shop.wait_for_cancelled(2);
+    assert_silence(&mut shop, &mut listener);
+    assert_eq!(shop.value::<String>(ALERTS), "");
+}
+
 /// The backlog of a drain is as old as its oldest row.
 #[test]
 fn drain_lags_until_it_is_done() {
     let (mut shop, mut listener) = shop("10s", ", max_rate => 40");
     shop.wait_for_index();
     shop.client.batch_execute("SELECT expiry.pause()").unwrap();
-    shop.fill(1..=100, "now() - interval '1 min'");
+    shop.fill(1..=300, "now() - interval '1 min'");
     shop.client.batch_execute("SELECT expiry.resume()").unwrap();
     next(&mut listener, "lagging");
     assert_eq!(next(&mut listener, "recovered")["from"], "lagging");

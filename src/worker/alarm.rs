@@ -25,6 +25,8 @@ pub struct Alarm {
     reason: Option<String>,
     /// The oldest deadline of the backlog, when it was last looked at.
     oldest: Option<Timestamp>,
+    /// The first look of those in a row at which it was too old.
+    old_since: Option<Timestamp>,
     looked_at: Option<Timestamp>,
     took_us: i64,
 }
@@ -56,7 +58,10 @@ impl Alarm {
     pub fn wants_look(&self, now: Timestamp) -> bool {
         const LEAST_US: i64 = 1_000_000;
         const MOST_US: i64 = 10_000_000;
-        let pause = (settings::alert_lag_us() / 4).clamp(LEAST_US, MOST_US).max(self.took_us * 50);
+        let quarter = (settings::alert_lag_us() / 4).clamp(LEAST_US, MOST_US);
+        let is_suspected = self.old_since.is_some() && !self.has_said(Trouble::Lagging);
+        let pause = if is_suspected { quarter.min(lookahead_us()) } else { quarter };
+        let pause = pause.max(self.took_us * 50);
         self.looked_at.is_none_or(|looked_at| !(0..pause).contains(&now.since(looked_at)))
     }
 
@@ -66,7 +71,12 @@ impl Alarm {
         let Ok(oldest) = oldest else { return };
         self.oldest = oldest;
         let overdue = oldest.map(|oldest| now.since(oldest));
-        let is_so = is_lagging(self.has_said(Trouble::Lagging), overdue, settings::alert_lag_us());
+        let has_said = self.has_said(Trouble::Lagging);
+        let is_old = is_lagging(has_said, overdue, settings::alert_lag_us());
+        self.old_since = is_old.then(|| self.old_since.unwrap_or(now));
+        // A row may have come with an old deadline a moment ago; within a look ahead it has its chance.
+        let had_chance = |since| !(0..lookahead_us()).contains(&now.since(since));
+        let is_so = self.old_since.is_some_and(|since| has_said || had_chance(since));
         self.is_so[Trouble::Lagging as usize] = Some(is_so);
     }
 
@@ -123,6 +133,10 @@ impl Alarm {
             notify::notify(channel, &alert.payload());
         })
     }
+}
+
+fn lookahead_us() -> i64 {
+    settings::lookahead_ms() * 1000
 }
 
 /// Whether that was news.
