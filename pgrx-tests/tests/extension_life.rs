@@ -22,6 +22,10 @@ const ALLOWED: [&str; 7] = [
     "55P03", // lock timeout of the test's own
 ];
 
+/// What PostgreSQL itself says of a function that is dropped after a statement's parser has found it, which locks
+/// no function.
+const DROPPED_WHILE_CALLED: &str = "cache lookup failed for function";
+
 /// Schema and functions of a shop whose server tells the SQLSTATE of each message.
 fn shop_that_logs_sqlstates() -> (Cluster, Shop) {
     let cluster = Cluster::builder().setting("log_line_prefix", "%m [%p] %b %d <%e> ").start();
@@ -32,7 +36,11 @@ fn shop_that_logs_sqlstates() -> (Cluster, Shop) {
 #[track_caller]
 fn assert_log_is_clean(cluster: &Cluster) {
     let log = cluster.log();
-    let bad = |line: &&str| line.contains("<40P01>") || line.contains("<XX") || line.contains("PANIC");
+    let bad = |line: &&str| {
+        line.contains("<40P01>")
+            || line.contains("<XX") && !line.contains(DROPPED_WHILE_CALLED)
+            || line.contains("PANIC")
+    };
     let bad: Vec<&str> = log.lines().filter(bad).collect();
     assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
@@ -114,10 +122,11 @@ fn extension_comes_and_goes_under_load() {
                         }
                         let outcome = client.batch_execute(calls[n % calls.len()]);
                         let outcome =
-                            outcome.map_err(|error| (sqlstate(&error).to_owned(), error.to_string()));
+                            outcome.map_err(|error| (sqlstate(&error).to_owned(), format!("{error:?}")));
                         let key = match outcome {
                             Ok(()) => "done".to_owned(),
                             Err((sqlstate, _)) if ALLOWED.contains(&&*sqlstate) => sqlstate,
+                            Err((_, error)) if error.contains(DROPPED_WHILE_CALLED) => "42883".to_owned(),
                             Err((sqlstate, error)) => {
                                 format!("{sqlstate} {error} in {}", calls[n % calls.len()])
                             }
@@ -157,8 +166,8 @@ fn extension_comes_and_goes_under_load() {
         .batch_execute(CREATE_POLICY)
         .or_else(|_| shop.client.batch_execute("SELECT expiry.resume('orders')"))
         .unwrap();
-    let due = "SELECT count(*) FROM orders WHERE status = 'pending' AND pay_by <= now()";
-    wait_until("all to be cancelled", 60 * SECOND, || shop.value::<i64>(due) == 0);
+    let pending = "SELECT count(*) FROM orders WHERE status = 'pending'";
+    wait_until("all to be cancelled", 60 * SECOND, || shop.value::<i64>(pending) == 0);
     let cancelled: i64 = shop.value("SELECT count(*) FROM orders WHERE status = 'cancelled'");
     let qty: i32 = shop.value("SELECT qty FROM stock WHERE sku = 1");
     assert_eq!((cancelled, i64::from(qty) - 1_000_000), (last.load(Ordering::Relaxed), cancelled));

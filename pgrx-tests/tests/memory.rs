@@ -55,8 +55,9 @@ fn worker_does_not_grow() {
         shop.client.batch_execute(form).unwrap();
         shop.client
             .batch_execute(
+                // The first thousand has batches of the size that all others have.
                 "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
-                     cancel_function => 'expire')",
+                     cancel_function => 'expire', batch_size => 100)",
             )
             .unwrap();
         shop.fill(1..=1000, "now()");

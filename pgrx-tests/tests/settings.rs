@@ -44,6 +44,10 @@ fn value_is_whole_however_often_it_is_reloaded() {
         let channel = &channels[usize::try_from(round % 2).unwrap()];
         shop.client.batch_execute(&format!("ALTER SYSTEM SET pg_expiry.channel = '{channel}'")).unwrap();
         shop.client.batch_execute("SELECT pg_reload_conf() FROM generate_series(1, 100)").unwrap();
+        if round == 0 {
+            // All the others may come before the worker looks again.
+            shop.wait_for_cancelled(10);
+        }
     }
     shop.wait_for_cancelled(ORDERS);
     let heard = listeners.each_mut().map(|listener| listener.drain().len() as i64);

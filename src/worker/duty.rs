@@ -39,7 +39,7 @@ use crate::settings;
 const CLAIMS_WITHOUT_COLLIDED: u32 = 3;
 
 /// The extension has just been dropped.
-const UNDEFINED_TABLE: &str = "42P01";
+pub const UNDEFINED_TABLE: &str = "42P01";
 
 const WARNING: PgSqlErrorCode = PgSqlErrorCode::ERRCODE_WARNING;
 

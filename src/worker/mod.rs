@@ -30,6 +30,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
 use self::cycle::Cycle;
+use self::duty::UNDEFINED_TABLE;
 use crate::board::{self, Assignment, Work};
 use crate::installed;
 use crate::pg::caught::PgError;
@@ -142,7 +143,9 @@ impl Trouble {
     /// somebody changes a policy or a setting.
     fn rest_after(&mut self, error: &PgError, generation: u64) {
         let now = clock::now();
-        if self.throttle.allows(&error.message, now.0) {
+        // Dropped in the middle of a look, and perhaps created again: the next one finds what there is.
+        let may_be_dropped = self.errors == 0 && error.sqlstate == UNDEFINED_TABLE;
+        if !may_be_dropped && self.throttle.allows(&error.message, now.0) {
             log::warning(
                 PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
                 format!("worker could not look for due rows: {error}"),
