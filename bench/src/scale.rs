@@ -6,7 +6,7 @@ pub struct Scale {
     pub rounds: usize,
     /// Orders of a backlog.
     pub backlog: i64,
-    /// Of the one that drains under an old snapshot, where plain SQL takes time that grows with its square.
+    /// Of the one that drains under an old snapshot, which takes time that grows with its square.
     pub backlog_under_snapshot: i64,
     /// Of the one that drains beside checkouts.
     pub backlog_beside_checkouts: i64,

@@ -121,9 +121,15 @@ impl Shop {
     }
 
     pub fn create_policy(&mut self, function: &str) {
+        self.create_policy_with(function, "");
+    }
+
+    /// `options` are further arguments in SQL, or nothing.
+    pub fn create_policy_with(&mut self, function: &str, options: &str) {
+        let options = if options.is_empty() { String::new() } else { format!(", {options}") };
         self.run(&format!(
             "SELECT expiry.create_policy('orders', deadline => 'pay_by', predicate => $$status = 'pending'$$,
-                 cancel_function => '{function}')"
+                 cancel_function => '{function}'{options})"
         ));
     }
 

@@ -35,7 +35,8 @@ impl Peer for PgCron {
     }
 
     fn start(&mut self, shop: &mut Shop) {
-        let sql = "SELECT cron.schedule_in_database('drain', '* * * * *', 'CALL drain_by_batch(1000)', ";
+        let sql =
+            "SELECT cron.schedule_in_database('drain', '* * * * *', 'CALL drain_by_batch(1000, false)', ";
         PgCron::run(shop, &format!("{sql}'{}')", shop.db.name));
     }
 

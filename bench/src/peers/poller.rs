@@ -45,7 +45,7 @@ impl Peer for Poller {
 pub fn work(mut client: Client) {
     println!("ready");
     loop {
-        client.batch_execute("CALL drain_by_batch(1000)").expect("a look");
+        client.batch_execute("CALL drain_by_batch(1000, false)").expect("a look");
         thread::sleep(INTERVAL);
     }
 }
