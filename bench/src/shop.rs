@@ -17,8 +17,8 @@ const PROGRESS: Duration = Duration::from_secs(10);
 pub const FAR: i64 = 100_000_000;
 /// Deadlines of the former.
 pub const FAR_DEADLINE: &str = "now() + interval '1 day' + (id - 100000000) * interval '1 ms'";
-/// Deadlines of a backlog.
-pub const OVERDUE: &str = "now() - interval '1 h' + id * interval '1 ms'";
+/// Deadlines of a backlog, of as many as 86 million.
+pub const OVERDUE: &str = "now() - interval '1 day' + id * interval '1 ms'";
 
 /// The server that all contests share.
 pub fn cluster(with_pg_cron: bool) -> Cluster {
