@@ -15,7 +15,7 @@ TESTS ?=
 help:
 	@echo 'make demo [KEEP=1]          the sample shop on a private server; KEEP=1 leaves the server on'
 	@echo 'make test [PG=15|16|17|18|all] [TESTS=name]   the tests, on private servers'
-	@echo 'make bench [QUICK=1]        measures it beside what people use instead, an hour or ten minutes; docs/benchmarks.md'
+	@echo 'make bench [QUICK=1]        measures it beside what people use instead, an hour and a half, or ten minutes; docs/benchmarks.md'
 	@echo '  SCALE=full|quick|tiny  ONLY=backlog,...  PEERS=all|none|redis,...  OUT=folder  REPORT=1 (from the last figures)'
 	@echo 'make lint                   rustfmt and clippy, warnings are errors'
 	@echo 'make book                   the documents as HTML, in target/book'
