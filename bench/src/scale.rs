@@ -59,7 +59,7 @@ impl Scale {
         name: "quick",
         rounds: 3,
         backlog: 100_000,
-        backlog_under_snapshot: 200_000,
+        backlog_under_snapshot: 100_000,
         backlog_beside_checkouts: 100_000,
         backlog_of_peers: 2000,
         pending: 50_000,
