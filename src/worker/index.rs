@@ -22,7 +22,7 @@ use crate::policy::{self, Loaded, Policy};
 const PATIENT: &[(&str, &str)] = &[("search_path", predicate::PINNED_SEARCH_PATH), ("lock_timeout", "500ms")];
 /// For a lock that others wait for behind us.
 const BRIEF: &[(&str, &str)] = &[("search_path", predicate::PINNED_SEARCH_PATH), ("lock_timeout", "30ms")];
-const BRIEF_ATTEMPTS: u32 = 20;
+const ATTEMPTS: u32 = 20;
 /// A build waits for older transactions as long as it takes, whatever the server's defaults are; but in a
 /// deadlock it gives way.
 const OF_THE_PROCESS: &[(&str, &str)] = &[
@@ -125,7 +125,7 @@ fn build_plain(policy: &Policy) -> Result<(), PgError> {
         built_index::note_begin(&policy.name, &name);
         name
     })?;
-    utility::execute(PATIENT, &create_sql("CONCURRENTLY IF NOT EXISTS", &name, &policy.relation_sql, policy))
+    build_concurrently(policy, policy.relation, &policy.relation_sql, &name)
 }
 
 fn build_partitioned(policy: &Policy) -> Result<(), PgError> {
@@ -220,7 +220,7 @@ fn build_below(policy: &Policy, partition: &Partition, table: Oid, index: Oid) -
     if partition.is_partitioned {
         briefly(&create_sql("IF NOT EXISTS", &name, &format!("ONLY {}", partition.sql), policy))?;
     } else {
-        utility::execute(PATIENT, &create_sql("CONCURRENTLY IF NOT EXISTS", &name, &partition.sql, policy))?;
+        build_concurrently(policy, partition.oid, &partition.sql, &name)?;
     }
     let built = partitions(table, index, Some(partition.oid))?.pop();
     let Some((oid, sql, _)) = built.and_then(|partition| partition.like) else {
@@ -230,6 +230,27 @@ fn build_below(policy: &Policy, partition: &Partition, table: Oid, index: Oid) -
         complete(policy, partition.oid, oid)?;
     }
     Ok(sql)
+}
+
+/// On a table, or on a partition. Giving way to somebody leaves an invalid index, which costs every statement
+/// that writes; it is dropped at once, because after a DROP EXTENSION nothing is known of it any more.
+fn build_concurrently(policy: &Policy, table: Oid, table_sql: &str, name: &str) -> Result<(), PgError> {
+    let built = utility::execute(PATIENT, &create_sql("CONCURRENTLY IF NOT EXISTS", name, table_sql, policy));
+    if matches!(&built, Err(error) if is_busy(error))
+        && let Some(index) = transaction(|| unfinished(table, name))?
+    {
+        again_and_again(PATIENT, &format!("DROP INDEX CONCURRENTLY IF EXISTS {index}"))?;
+    }
+    built
+}
+
+/// The invalid index of this name, qualified and quoted.
+fn unfinished(table: Oid, name: &str) -> Option<String> {
+    const UNFINISHED: &str = "SELECT format('%I.%I', n.nspname, x.relname) FROM pg_index i
+                              JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_namespace n ON n.oid = x.relnamespace
+                              WHERE i.indrelid = $1 AND x.relname = $2 AND NOT i.indisvalid";
+    let arguments = [(pg_sys::OIDOID, Some(table.into())), (pg_sys::TEXTOID, text(name))];
+    catalog::read(UNFINISHED, &arguments, |row, n| row.expect(n, 0)).pop()
 }
 
 fn create_sql(how: &str, name: &str, on: &str, policy: &Policy) -> String {
@@ -253,10 +274,14 @@ fn drop(policy: &str, index: &BuiltIndex) -> Result<(), PgError> {
 
 /// A statement that checkouts wait for while it waits: tried often, each time for a moment.
 fn briefly(sql: &str) -> Result<(), PgError> {
+    again_and_again(BRIEF, sql)
+}
+
+fn again_and_again(settings: &[(&str, &str)], sql: &str) -> Result<(), PgError> {
     let mut attempt = 1;
     loop {
-        match utility::execute(BRIEF, sql) {
-            Err(error) if is_busy(&error) && attempt < BRIEF_ATTEMPTS => {
+        match utility::execute(settings, sql) {
+            Err(error) if is_busy(&error) && attempt < ATTEMPTS => {
                 latch::pause(i64::from(20 * attempt));
                 attempt += 1;
             }
